@@ -35,7 +35,7 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	space.LogicalBytes += brief.LogicalBytes
 	for d, size := range b.DistinctBlobs() {
 		disk := x.blobBytes(d, size)
-		more, needed, err := resize(tx, d, disk) // it may have been packed, and is whole again
+		more, needed, err := resize(tx, d, disk) // a packed blob may have become whole
 		if err != nil {
 			return err
 		}
@@ -124,8 +124,7 @@ func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
 	return freed, writeSpace(tx, space)
 }
 
-// blobBytes is what a blob takes on the disk. One that is not there, which a
-// Check will report, takes nothing.
+// blobBytes returns the bytes of a blob on the disk, 0 for a missing one, which Check reports.
 func (x *Index) blobBytes(d cas.Digest, size int64) int64 {
 	if x.MeasureDisk == nil {
 		return (size + 4095) / 4096 * 4096
@@ -137,7 +136,7 @@ func (x *Index) blobBytes(d cas.Digest, size int64) int64 {
 	return n
 }
 
-// manifestBytes is what a manifest takes on the disk.
+// manifestBytes returns the bytes of a manifest on the disk.
 func (x *Index) manifestBytes(id BuildID) int64 {
 	n, err := cas.DiskBytes(x.manifests.path(id))
 	if err != nil {
@@ -148,14 +147,14 @@ func (x *Index) manifestBytes(id BuildID) int64 {
 
 var errBlobRow = &DamageError{File: "index.db", Reason: "a row of a blob without its sizes"}
 
-// DiskBytes returns what is accounted for a blob on the disk, and whether any build needs it.
+// DiskBytes returns the accounted bytes of a blob on the disk, and whether any build needs it.
 func (x *Index) DiskBytes(d cas.Digest) (disk int64, needed bool, err error) {
 	n, err := x.blob(d)
 	return n.Disk, !n.Build.IsZero(), err
 }
 
-// BlobBytes returns how many bytes the content of a blob has, by the manifests
-// of the builds that need it. needed is false where none does.
+// BlobBytes returns how many bytes the content of a blob has, by the manifests of the builds that
+// need it. needed is false if there are none.
 func (x *Index) BlobBytes(d cas.Digest) (size int64, needed bool, err error) {
 	if x.sizes != nil {
 		size, needed = x.sizes[d]
@@ -181,11 +180,12 @@ func firstNeed(tx *bbolt.Tx, d cas.Digest) (n Need, err error) {
 	return n, err
 }
 
-// Remeasure asks the file system again what a blob takes on the disk, after it
-// was moved away, stored again or packed. It is no error if no build needs it.
+// Remeasure updates the accounted bytes of a blob from the file system, after it was quarantined,
+// stored again or packed. It is no error if no build needs it.
 func (x *Index) Remeasure(d cas.Digest) error {
 	return x.db.write(func(tx *bbolt.Tx) error {
-		more, _, err := resize(tx, d, x.blobBytes(d, 0)) // asked in its turn: the last to ask wins
+		// measured inside the transaction, so that the last writer wins
+		more, _, err := resize(tx, d, x.blobBytes(d, 0))
 		if err != nil || more == 0 {
 			return err
 		}
@@ -198,8 +198,8 @@ func (x *Index) Remeasure(d cas.Digest) error {
 	})
 }
 
-// resize writes the bytes on disk into all rows of a blob, which say the same, and returns how many
-// more these are, and whether there are any rows.
+// resize writes the bytes on disk into all rows of a blob, which are equal, and returns by how many
+// bytes they grew, and whether the blob has rows.
 func resize(tx *bbolt.Tx, d cas.Digest, disk int64) (more int64, needed bool, err error) {
 	n, err := firstNeed(tx, d)
 	if err != nil || n.Build.IsZero() {
@@ -215,5 +215,5 @@ func resize(tx *bbolt.Tx, d cas.Digest, disk int64) (more int64, needed bool, er
 	return more, true, err
 }
 
-// maxSharers bounds the builds of one blob, or of one request, that a transaction goes through.
+// maxSharers bounds the builds of one blob, or of one request, that one transaction reads.
 const maxSharers = 1 << 20

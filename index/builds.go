@@ -44,9 +44,9 @@ type lookupKey struct {
 	scope   string
 }
 
-// Lookup returns the builds of a request in a scope, whatever their states: newest first, and then
-// those of layers. None is no error. A repeated look-up is answered from memory. The result is
-// shared with other callers.
+// Lookup returns the builds of a request in a scope, in any state: newest first, and then those of
+// layers. None is no error. A repeated look-up is answered from memory. The result is shared with
+// other callers.
 func (x *Index) Lookup(k RequestKey, scope string) (builds []Build, err error) {
 	if x.Lower != nil && scope == "shared" {
 		defer func() {
@@ -132,9 +132,9 @@ func (x *Index) Get(id BuildID) (Build, error) {
 	return read(x.db, func(tx *bbolt.Tx) (Build, error) { return readBuild(tx, id) })
 }
 
-// Each calls fn with every build, in order of ids, and stops at its first
-// error, which it returns. No transaction is open during fn, which may call
-// any method. Builds published or retracted meanwhile may be given or not.
+// Each calls fn with every build, in order of ids, and stops at its first error, which it returns.
+// No transaction is open during fn, which may call any method. fn may or may not be called with
+// builds that are published or removed in the meantime.
 func (x *Index) Each(ctx context.Context, fn func(Build) error) error {
 	return x.EachAfter(ctx, BuildID{}, fn)
 }
@@ -221,5 +221,5 @@ func (x *Index) NeededIn(ctx context.Context, first byte) (map[cas.Digest]int64,
 	return out, err
 }
 
-// Space returns the store's size as far as it follows from the builds.
+// Space returns the sums of sizes over all builds.
 func (x *Index) Space() (Space, error) { return read(x.db, readSpace) }

@@ -14,9 +14,9 @@ import (
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
-// Check reads every manifest, the journal and every row of the database, and returns what is not as
-// it should be. It changes nothing. A row that is wrong is an error and no finding: as with any
-// read, the database is given up then. progress is called now and then; it may be nil.
+// Check reads every manifest, the journal and every row of the database, and returns what is wrong,
+// without changing it. A damaged row is an error and no finding, because the database is not used
+// after that. progress, which may be nil, is called occasionally.
 func (x *Index) Check(ctx context.Context, progress Progress) ([]Finding, error) {
 	found := x.Problems()
 	space, err := x.Space()
@@ -33,7 +33,7 @@ func (x *Index) Check(ctx context.Context, progress Progress) ([]Finding, error)
 		progress.report("builds", builds, space.Builds)
 		found = append(found, more...)
 	}
-	// one that is not there is made again at the next start
+	// a missing directory is made at the next start
 	names, _ := x.FS.ReadDir(x.manifests.incoming)
 	for _, name := range names {
 		found = append(found, Finding{"leftover", filepath.Join(x.manifests.incoming, name),
@@ -65,12 +65,12 @@ func (x *Index) Check(ctx context.Context, progress Progress) ([]Finding, error)
 // NothingToDo is the action for damage that was quarantined when it was found.
 const NothingToDo = "none: it is in quarantine"
 
-// RebuildKind is the kind of a finding with which Repair has the next Open make the index again
-// from the manifests and the journal.
+// RebuildKind is the kind of a finding for which Repair makes the next Open rebuild the index from
+// the manifests and the journal.
 const RebuildKind = "index"
 
-// Repair does what a repair does about a finding of Check, and returns what that is, "" for
-// nothing. With dry it only returns it. rebuild: the index has to be made again.
+// Repair repairs a finding of Check, and returns the action, "" for none. With dry it only returns
+// the action. rebuild reports that the index has to be rebuilt.
 func (x *Index) Repair(f Finding, dry bool) (action string, rebuild bool, err error) {
 	_, missing := os.Lstat(f.Object)
 	switch {
@@ -100,7 +100,8 @@ func (x *Index) Repair(f Finding, dry bool) (action string, rebuild bool, err er
 	return "quarantine it", f.Kind != "foreign", err
 }
 
-// checkDir lets no Publish be half done meanwhile. builds is how many it looked at.
+// checkDir checks one directory of manifests, under a lock that excludes a Commit. builds is their
+// number.
 func (x *Index) checkDir(ctx context.Context, i byte) (found []Finding, builds uint64, err error) {
 	x.manifests.changing.Lock()
 	defer x.manifests.changing.Unlock()
@@ -146,7 +147,7 @@ func (x *Index) checkManifest(id BuildID, path string) []Finding {
 	return nil
 }
 
-// indexedBuilds returns the builds that the database has of a directory of manifests.
+// indexedBuilds returns the builds in the database that belong to a directory of manifests.
 func (x *Index) indexedBuilds(i byte) (map[BuildID]bool, error) {
 	ids, err := x.idsOf(context.Background(), bucketBriefs, []byte{i})
 	known := make(map[BuildID]bool, len(ids))
@@ -156,7 +157,7 @@ func (x *Index) indexedBuilds(i byte) (map[BuildID]bool, error) {
 	return known, err
 }
 
-// checkLocked returns what is wrong with the file. appending is held.
+// checkLocked returns what is wrong with the file. The caller holds appending.
 func (j *Journal) checkLocked() ([]Finding, error) {
 	file, err := readFile(j.fs, j.path, maxJournalRead)
 	if errors.Is(err, fs.ErrNotExist) {

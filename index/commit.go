@@ -9,21 +9,21 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A Change is what Commit does to one build: it publishes a staged one, or retracts one.
+// A Change is a change of one build for Commit: publishing a staged build, or retracting one.
 type Change struct {
 	ID        BuildID
 	Why       string     // of a retraction: for the history of its request
-	Tombstone *Tombstone // of a retraction: durable before the build goes; nil: it leaves none
+	Tombstone *Tombstone // of a retraction: durable before the removal; nil: none
 
 	Freed int64 // bytes on disk of blobs that no build needs any more, as accounted for
-	Err   error // why it is not done; ErrNotFound: there is no such build
+	Err   error // why it failed; ErrNotFound: there is no such build
 
 	build   Build
 	publish bool
 }
 
-// Stage writes the manifest of a build to the disk, under a name that no start takes for a build's.
-// Its blobs have to be durable before.
+// Stage writes the manifest of a build to the disk under a temporary name, which Open removes. Its
+// blobs have to be durable before.
 func (x *Index) Stage(ctx context.Context, b Build) (*Change, error) {
 	c := &Change{ID: b.ID, publish: true}
 	if err := ctx.Err(); err != nil {
@@ -32,7 +32,7 @@ func (x *Index) Stage(ctx context.Context, b Build) (*Change, error) {
 	b.Created = trimTime(b.Created)
 	file, err := encodeManifest(b)
 	if err == nil {
-		// The same bytes are served that a restart would read.
+		// Decoded again, so that the build is exactly what a restart would read.
 		c.build, err = decodeManifest(b.ID.String(), file)
 	}
 	if err == nil {
@@ -42,14 +42,14 @@ func (x *Index) Stage(ctx context.Context, b Build) (*Change, error) {
 	return c, c.Err
 }
 
-// Commit does some changes, durably when it returns, with one sync of each directory and one
+// Commit carries out changes, durably when it returns, with one sync of each directory and one
 // transaction. The error of one does not fail the others, and after a crash some may be done.
 //
-// The commit point is the synced directory of the manifest, both ways: after a crash the build is
-// there or not, whatever the database says. If the database cannot take a build that is published
-// (a full disk), the manifest is taken back. A build that could not be retracted may be there or
-// not, and can be retracted again; the blobs and views of one that was may be removed. It leaves a
-// line in the history of its request.
+// The commit point of both kinds is the sync of the manifest's directory: after a crash the
+// manifests decide which builds exist, and not the database. If the database cannot store a
+// published build, for example on a full disk, the manifest is removed again. After a failed
+// retraction the build may or may not exist, and can be retracted again. After a successful one its
+// blobs and views may be removed. A retraction adds an event to the history of the request.
 func (x *Index) Commit(list []*Change) {
 	x.manifests.changing.Lock()
 	defer x.manifests.changing.Unlock()
@@ -73,7 +73,7 @@ func (x *Index) Commit(list []*Change) {
 	for _, c := range list {
 		if c.publish {
 			continue
-		} else if c.Err == nil { // it is gone, whatever becomes of the rest
+		} else if c.Err == nil { // removed, even if the database fails
 			x.forget(&c.build)
 		} else {
 			x.Journal.dropTombstone(c.ID)
@@ -110,7 +110,7 @@ func (m *manifests) linkAndUnlink(list []*Change) {
 			// a crash before this leaves only the staged file, which Open removes
 			c.fail(m.link(c.ID))
 		} else {
-			// One without a manifest was deleted, or unlinked without a sync: make that durable.
+			// Without a manifest too, because an earlier removal may not have been synced.
 			c.fail(remove(m.fs, m.path(c.ID)))
 		}
 		if c.Err == nil {
@@ -126,13 +126,13 @@ func (m *manifests) linkAndUnlink(list []*Change) {
 			c.fail(err)
 		}
 		if c.publish {
-			_ = m.fs.Remove(m.staged(c.ID)) // a name that stays is removed by the next Open
+			_ = m.fs.Remove(m.staged(c.ID)) // best effort: the next Open removes it
 		}
 	}
 }
 
-// account brings the database to what manifests say, in one transaction; where that fails, in one
-// for each change. Retracting takes of the reserve, because pages are taken before others are free.
+// account updates the database from the manifests, in one transaction, or if that fails in one for
+// each change. Retracting uses the reserve, because bbolt needs new pages before it frees old ones.
 func (x *Index) account(list []*Change) {
 	times := make(map[byte]dirTimes)
 	for _, c := range list {
@@ -151,7 +151,8 @@ func (x *Index) account(list []*Change) {
 			x.manifests.noteChanged(i, t)
 		}
 		for _, c := range list {
-			// A look-up that read the rows before must not be kept, once the mark is off.
+			// Drop cached look-ups that read the rows before, before the build is no longer marked
+			// as retracting.
 			x.dropEntries(&c.build)
 			x.knownMu.Lock()
 			delete(x.retracted, c.ID)
@@ -170,7 +171,8 @@ func (x *Index) account(list []*Change) {
 	}
 }
 
-// writeRows writes changed rows, and the times of manifest directories that the database then has.
+// writeRows writes changed rows, and the times of the manifest directories that the database then
+// matches.
 func (x *Index) writeRows(list []*Change, times map[byte]dirTimes) error {
 	return x.db.write(func(tx *bbolt.Tx) (err error) {
 		for _, c := range list {
@@ -192,7 +194,7 @@ func (x *Index) writeRows(list []*Change, times map[byte]dirTimes) error {
 	})
 }
 
-// forget drops all that memory holds of a build.
+// forget drops a build from all caches in memory.
 func (x *Index) forget(b *Build) {
 	x.knownMu.Lock()
 	x.retracted[b.ID] = true

@@ -26,44 +26,44 @@ const lockWait = time.Second
 
 // database is index.db.
 //
-// bbolt reads through a mapping. A page that cannot be read, or a file that was cut short,
-// therefore faults in the middle of bbolt, which may hold its locks from then on, so that later
-// transactions and Close would block forever. A database that turns out to be damaged is never used
-// again: each later call fails with a *BrokenError, and a mark beside the file has the next Open
-// make a new one from the manifests.
+// bbolt reads through a mapping. An unreadable page, or a truncated file, therefore causes a fault
+// inside bbolt, which may hold its locks from then on, so that later transactions and Close would
+// block forever. A database that turns out to be damaged is never used again: each later call fails
+// with a *BrokenError, and a mark beside the file has the next Open make a new one from the
+// manifests.
 type database struct {
 	fs      cas.FS
 	dir     string // the state directory
 	path    string
 	reserve *reserve.Reserve
 
-	// onBroken is called once, when the database is given up. unmarked is why the next Open may use
-	// it again; nil: it will not.
+	// onBroken is called once when the database proves to be damaged. unmarked is the error if the
+	// mark could not be written, so that the next Open may use the database again.
 	onBroken func(why *BrokenError, unmarked error)
 
-	// writing has one write at a time, so that none blocks on a lock that a damaged database keeps.
+	// writing serialises writes, so that none blocks on a lock that a damaged database keeps.
 	writing sync.Mutex
 
-	mu     sync.RWMutex // guards the rest
-	handle *bbolt.DB    // nil: closed
-	broken *BrokenError // nil: not that we know
+	mu     sync.RWMutex // guards the fields below
+	handle *bbolt.DB    // nil if closed
+	broken *BrokenError // nil if not known to be damaged
 }
 
-// BrokenError says that index.db turned out to be damaged while it was open. The index answers
-// nothing more; the next Open makes a new database from the manifests.
+// BrokenError says that index.db turned out to be damaged while it was open. All calls of the index
+// fail from then on; the next Open makes a new database from the manifests.
 type BrokenError struct{ Cause error }
 
 func (e *BrokenError) Error() string { return "index.db cannot be used: " + e.Cause.Error() }
 
-// Unwrap returns what was wrong.
+// Unwrap returns the cause.
 func (e *BrokenError) Unwrap() error { return e.Cause }
 
-// panicError is a panic out of bbolt. detail is its own words, for the log.
+// panicError is a panic of bbolt. detail is its text, for the log.
 type panicError struct{ cause, detail string }
 
 func (e *panicError) Error() string { return e.cause }
 
-// panicIn returns the words of bbolt's panic that an error is from, "" if it is from none.
+// panicIn returns the text of bbolt's panic that caused an error, "" if none did.
 func panicIn(err error) string {
 	if p, is := errors.AsType[*panicError](err); is {
 		return p.detail
@@ -86,8 +86,9 @@ func recoverFaults(fn func() error) (err error) {
 	return fn()
 }
 
-// damages reports whether err says that the database is damaged, and not that the disk is full or
-// a value is refused. After an I/O error it is not known what of a transaction is on the disk.
+// damages reports whether err says that the database is damaged, and not that the disk is full or a
+// value is refused. After an I/O error the database counts as damaged, because it is unknown which
+// part of a transaction is on the disk.
 func damages(err error) bool {
 	var fault *panicError
 	var damage *DamageError
@@ -115,7 +116,7 @@ func (d *database) write(fn func(tx *bbolt.Tx) error) error {
 	return d.use(func(db *bbolt.DB) error { return db.Update(fn) })
 }
 
-// use calls fn with the open database, unless that is known to be damaged.
+// use calls fn with the open database. It fails if that is known to be damaged.
 func (d *database) use(fn func(db *bbolt.DB) error) error {
 	d.mu.RLock()
 	db, broken := d.handle, d.broken
@@ -133,14 +134,14 @@ func (d *database) use(fn func(db *bbolt.DB) error) error {
 	return err
 }
 
-// brokenError returns the error that the database was given up with, or nil.
+// brokenError returns the error if the database is known to be damaged, or nil.
 func (d *database) brokenError() *BrokenError {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.broken
 }
 
-// fail gives the database up, and durably notes that beside it.
+// fail marks the database as damaged, in memory and durably in a file beside it.
 func (d *database) fail(cause error) error {
 	d.mu.Lock()
 	broken, first := d.broken, d.broken == nil
@@ -156,7 +157,7 @@ func (d *database) fail(cause error) error {
 	return broken
 }
 
-// open opens the database. If it is missing or of no use, open makes a new one and returns why.
+// open opens the database. If it is missing or unusable, open makes a new one and returns why.
 func (d *database) open() (why string, err error) {
 	why, err = d.unusable()
 	if err != nil || why == "" {
@@ -165,7 +166,7 @@ func (d *database) open() (why string, err error) {
 	return why, d.remake(why)
 }
 
-// unusable opens the database that is there, or says why it cannot be used.
+// unusable opens the existing database, or returns why it cannot be used.
 func (d *database) unusable() (why string, err error) {
 	if why = d.mark(); why != "" {
 		return why, nil
@@ -190,7 +191,7 @@ func (d *database) unusable() (why string, err error) {
 	case errors.Is(err, bolterrors.ErrTimeout):
 		return "", fmt.Errorf("index.db is in use by another process: %w", err)
 	case damages(err):
-		return err.Error(), nil // the handle is abandoned: closing it could block
+		return err.Error(), nil // the handle is not closed, because that could block
 	case err != nil:
 		return "", err
 	case why != "":
@@ -224,10 +225,10 @@ func schemaProblem(db *bbolt.DB) (why string, err error) {
 
 func (d *database) markPath() string { return d.path + ".damaged" }
 
-// maxMark bounds what is written into a mark.
+// maxMark bounds the text in a mark.
 const maxMark = 4 << 10
 
-// putMark durably notes beside the database that it is damaged, and why.
+// putMark durably writes a file beside the database that says that it is damaged, and why.
 func (d *database) putMark(why string) error {
 	if err := remove(d.fs, d.markPath()); err != nil {
 		return err
@@ -238,7 +239,7 @@ func (d *database) putMark(why string) error {
 	return d.fs.SyncDir(d.dir)
 }
 
-// mark returns what putMark noted; "": nothing.
+// mark returns the text that putMark wrote, "" if none.
 func (d *database) mark() string {
 	b, err := readFile(d.fs, d.markPath(), maxMark)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -274,7 +275,7 @@ func (d *database) remake(why string) error {
 // complete, because a crash would otherwise leave a file that the next open takes for a damaged
 // one.
 func (d *database) make() error {
-	incomplete := d.path + ".new" // a crash leaves it to makeDirs
+	incomplete := d.path + ".new" // after a crash, makeDirs removes it
 	db, err := openBolt(incomplete)
 	if err != nil {
 		return errors.Join(err, remove(d.fs, incomplete))
@@ -309,7 +310,7 @@ func openBolt(path string) (*bbolt.DB, error) {
 	}
 	db, err := bbolt.Open(path, 0o600, o)
 	if errors.Is(err, syscall.ENOMEM) && o.InitialMmapSize > 0 {
-		o.InitialMmapSize = 0 // the process has a limit on its address space
+		o.InitialMmapSize = 0 // because the process's address space is limited
 		db, err = bbolt.Open(path, 0o600, o)
 	}
 	return db, err

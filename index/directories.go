@@ -16,40 +16,39 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// directory is one of the 256 directories of manifests, and what the database knows of it: the
-// directory's times when both said the same. So Open need not list directories that have not
-// changed, and notices manifests that a crash kept from the database, or that were deleted.
+// directory is one of the 256 directories of manifests. The database has its times from when both
+// agreed, so that Open need not list unchanged directories, and notices manifests that were
+// deleted, or that a crash kept from the database.
 type directory struct {
 	times        dirTimes
-	timesPending bool // seen is so fresh that another change could have the same times
+	timesPending bool // times are so recent that another change could have the same ones
 
-	// unread: a manifest lies here that we could not read and left. Then no
-	// times are noted, so that every start finds it.
+	// unread is set if the directory has an unreadable manifest. Then no times are recorded, so
+	// that every start reads it again.
 	unread atomic.Bool
 
 	stale bool // the database has a retracted build: the next start lists the directory
 }
 
-// dirTimes as stored; At is when they were noted. Nanoseconds since 1970.
+// dirTimes as stored; At is when they were recorded. Nanoseconds since 1970.
 type dirTimes struct{ Mtime, Ctime, At int64 }
 
-// timeGranularity is how long after a change a file system may give the next one the
-// same time. The kernel's clock ticks every 10 ms at worst.
+// timeGranularity is how long after a change a file system may record the same time for another
+// one. The kernel's clock ticks every 10 ms at worst.
 const timeGranularity = time.Second
 
 func (t dirTimes) matches(now dirTimes) bool {
 	return t.Mtime == now.Mtime && t.Ctime == now.Ctime && t.At-t.Mtime >= int64(timeGranularity)
 }
 
-// manifests are the files of builds, in 256 directories, and what the database knows of each
-// directory.
+// manifests has the manifest files, in 256 directories, and the state of each directory.
 type manifests struct {
 	fs       cas.FS
 	dir      string
-	incoming string // manifests that have no name yet
+	incoming string // directory of staged manifests
 	now      func() time.Time
-	wake     func() // asks for a flush some seconds from now
-	times    Table  // of directories
+	wake     func() // requests a flush in a few seconds
+	times    Table  // recorded times of directories
 
 	shards cas.Shards
 
@@ -63,8 +62,8 @@ func (m *manifests) path(id BuildID) string {
 	return filepath.Join(m.directory(id[0]), id.String())
 }
 
-// currentTimes returns the directory's times. Where they cannot be had, they never fit,
-// and every Open lists the directory.
+// currentTimes returns the directory's times. If they cannot be read, the result never matches, so
+// that every Open lists the directory.
 func (m *manifests) currentTimes(i byte) dirTimes {
 	f, err := os.Open(m.directory(i))
 	if err != nil {
@@ -90,11 +89,11 @@ func (m *manifests) recordTimes() {
 		}
 		now := m.currentTimes(byte(i))
 		if now.At-now.Mtime < int64(timeGranularity) {
-			m.wake() // later
+			m.wake() // retry later
 			continue
 		}
 		f.timesPending = false
-		// else another process was here
+		// otherwise another process has changed it
 		if now.Mtime == f.times.Mtime && now.Ctime == f.times.Ctime {
 			// If this is lost, the directory is listed again.
 			_ = m.times.Save([]byte{byte(i)}, encodeRow(now))
@@ -102,13 +101,13 @@ func (m *manifests) recordTimes() {
 	}
 }
 
-// noteChanged has the times of a directory that has just changed noted again later.
+// noteChanged marks the times of a directory that has just changed to be recorded later.
 func (m *manifests) noteChanged(i byte, t dirTimes) {
 	m.dirs[i].times, m.dirs[i].timesPending = t, true
 	m.wake()
 }
 
-// putTimes records that the database has all that the directory had at that time.
+// putTimes records that the database matches the directory as of these times.
 func (m *manifests) putTimes(tx *bbolt.Tx, i byte, t dirTimes) error {
 	if m.dirs[i].unread.Load() || m.dirs[i].stale {
 		return drop(tx, bucketDirs, []byte{i})
@@ -116,8 +115,8 @@ func (m *manifests) putTimes(tx *bbolt.Tx, i byte, t dirTimes) error {
 	return put(tx, bucketDirs, []byte{i}, encodeRow(t))
 }
 
-// list returns the ids of the manifests in a directory, none where that was never made. Other names
-// are left for Check to report.
+// list returns the ids of the manifests in a directory, none if that does not exist. Check reports
+// other names.
 func (m *manifests) list(i byte) ([]BuildID, error) {
 	names, err := m.fs.ReadDir(m.directory(i))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -135,7 +134,7 @@ func (m *manifests) list(i byte) ([]BuildID, error) {
 	return ids, nil
 }
 
-// read reads one manifest. The error is a *NewerError, a *DamageError, or whatever the system said.
+// read reads one manifest. The error is a *NewerError, a *DamageError, or one of the system.
 func (m *manifests) read(id BuildID) (Build, error) {
 	name := filepath.Join(manifestsName, id.String()[:2], id.String())
 	file, err := readFile(m.fs, m.path(id), headerSize+maxManifest+manifestSumSize)
@@ -162,7 +161,7 @@ func (m *manifests) stage(id BuildID, file []byte) error {
 	return err
 }
 
-// link gives a staged manifest its name. A start sees it then, though a power cut may take it back.
+// link renames a staged manifest to its name. It is durable only after sync.
 func (m *manifests) link(id BuildID) error {
 	err := m.shards.Make(id[0], false)
 	if err == nil {
@@ -176,7 +175,7 @@ func (m *manifests) link(id BuildID) error {
 	return err
 }
 
-// sync makes durable what names directories have, and returns why it is not, by directory.
+// sync makes the names in these directories durable, and returns the errors by directory.
 func (m *manifests) sync(dirs map[byte]bool) map[byte]error {
 	order := slices.Sorted(maps.Keys(dirs))
 	paths := make([]string, len(order))

@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// latestOfEachUser returns those events that are kept where there is space for so many, of so many
-// bytes: the latest of each user. If one user causes many, the oldest of that user's are dropped,
-// and no other user's. The order is kept, and events is not changed.
+// latestOfEachUser returns the events to keep if there is space for most events of bytes bytes: the
+// latest of each user. If one user causes many, it drops that user's oldest ones, and none of other
+// users. It keeps the order, and does not change events.
 func latestOfEachUser(events []Event, most, bytes int) []Event {
-	type ranked struct{ at, later int } // later: how many events of the same user follow
+	type ranked struct{ at, later int } // later is how many events of the same user follow
 	list, count := make([]ranked, 0, len(events)), make(map[string]int)
 	for i := len(events) - 1; i >= 0; i-- {
 		user := events[i].user()

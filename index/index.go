@@ -23,8 +23,8 @@ type Options struct {
 	FS  cas.FS       // nil: the operating system's
 	Log *slog.Logger // nil: nothing is logged
 
-	// OnEvent receives each event, one at a time and in order, also of those
-	// that the index notes itself. It must not wait, nor call the index.
+	// OnEvent receives each event, one at a time and in order, also those that the index adds
+	// itself. It must not block, nor call the index.
 	OnEvent func(Event)
 
 	// MeasureDisk returns a blob's bytes on disk, in whole blocks. nil: its size in blocks of 4
@@ -35,12 +35,12 @@ type Options struct {
 	// the builds so far and the percentage of the whole work. It may be nil.
 	Rebuilding func(builds uint64, percent int)
 
-	Lower Lower // nil: there are no layers
+	Lower Lower // nil if there are no layers
 
 	// OnBroken is called once if the database turns out to be damaged after Open: from then on all
-	// calls that need it fail with a *BrokenError, and Close does not wait for those that block in
-	// it. The process should end, so that its next start opens the index with a new database. It
-	// must not wait, and may be nil.
+	// calls that need it fail with a *BrokenError, and Close does not wait for blocked calls. The
+	// process should end, so that its next start opens the index with a new database. OnBroken must
+	// not block, and may be nil.
 	OnBroken func(*BrokenError)
 
 	now func() time.Time // nil: time.Now
@@ -48,8 +48,8 @@ type Options struct {
 
 // Index is the open index of a store. See the package comment for what it promises.
 //
-// Locks are taken in the order changing, then everything inside the database,
-// soft or journal; none of those takes another.
+// Lock order: changing first, then one of the locks of database, memory or journal, which are never
+// nested.
 type Index struct {
 	Options // none of FS, Log and now is nil
 
@@ -59,15 +59,15 @@ type Index struct {
 	// Journal has the states, pins, tombstones and events of builds.
 	Journal *Journal
 
-	// The next ones are kept in memory, written within seconds, and may be lost with index.db.
+	// The following are in memory, written within seconds, and may be lost with index.db.
 	Memos    Memos
 	Uses     Uses
 	Counters Counters
 	Views    Table // paths of views, by build ids
 	Failures Table // failed compiles, by keys of the caller
 	Wanted   Table // records of background jobs, by the ids of jobs
-	Sketches Table // what blobs with equal parts are found by, by digests
-	// what a blob was found to share, by digests; without one it has not been looked at
+	Sketches Table // sketches for finding similar blobs, by digests
+	// Shares has the result of comparing a blob, by digests. A blob without one has not been read.
 	Shares Table
 
 	Reserve *reserve.Reserve // space for writes that must not fail on a full disk
@@ -77,15 +77,15 @@ type Index struct {
 	entries   *memo.CostCache[lookupKey, []Build]
 	manifests *manifests
 
-	knownMu   sync.Mutex // guards the next two
+	knownMu   sync.Mutex // guards the next two fields
 	retracted map[BuildID]bool
 	problems  []Finding
 
 	rebuilt string // set by Open
 
-	sizes map[cas.Digest]int64 // of blobs, where the index is only read; else nil
+	sizes map[cas.Digest]int64 // of blobs, if the index is read-only; otherwise nil
 
-	woken   chan struct{} // something is to be flushed
+	woken   chan struct{} // has a token when a flush is needed
 	stop    context.CancelFunc
 	stopped sync.WaitGroup
 	closing sync.Once
@@ -98,14 +98,14 @@ const (
 	flushEvery    = 3 * time.Second
 )
 
-// Open opens the index in the state directory dir or makes one. It finishes or removes what a crash
-// has left. A database that is missing, damaged or of another schema is moved into the quarantine
-// and made again from the manifests, see Rebuilt. It fails with a *NewerError if the journal was
-// written by a newer epcached.
+// Open opens the index in the state directory dir or makes one. It completes or removes changes
+// that a crash interrupted. A database that is missing, damaged or of another schema is moved into
+// the quarantine and made again from the manifests, see Rebuilt. It fails with a *NewerError if the
+// journal was written by a newer epcached.
 func Open(dir string, o Options) (*Index, error) {
 	x, err := openOnce(dir, o)
 	if errors.As(err, new(*BrokenError)) {
-		again, failed := openOnce(dir, o) // what the first one read is marked as damaged now
+		again, failed := openOnce(dir, o) // again, because the database is marked as damaged now
 		if failed == nil {
 			return again, nil
 		}
@@ -167,7 +167,7 @@ func openOnce(dir string, o Options) (*Index, error) {
 
 func (x *Index) open() error {
 	_, err := os.Lstat(x.manifests.dir)
-	first := errors.Is(err, fs.ErrNotExist) // a new store: that it has no database is no loss
+	first := errors.Is(err, fs.ErrNotExist) // a new store has no database to lose
 	if err := x.makeDirs(); err != nil {
 		return err
 	}
@@ -206,8 +206,7 @@ func (x *Index) open() error {
 	return x.Counters.load()
 }
 
-// makeDirs makes every directory that a manifest can ever need, and removes
-// manifests that a crash kept from getting their names.
+// makeDirs makes the directories of manifests, and removes staged manifests that a crash left.
 func (x *Index) makeDirs() error {
 	if err := cas.MakeDir(x.FS, x.dir); err != nil {
 		return err
@@ -231,7 +230,7 @@ func (x *Index) Close() (err error) {
 	x.closing.Do(func() {
 		x.stop()
 		if broken := x.db.brokenError(); broken != nil {
-			// what waits for the database may do so forever
+			// callers that wait for the database may block forever
 			err = errors.Join(broken, x.Journal.close())
 			return
 		}
@@ -249,7 +248,7 @@ func (x *Index) Close() (err error) {
 func (x *Index) wake() {
 	select {
 	case x.woken <- struct{}{}:
-	default: // asked for already
+	default: // requested already
 	}
 }
 
@@ -304,16 +303,16 @@ func (x *Index) RecipeStamps() cas.StampBook {
 // Rebuilt returns why Open made the database again, or "".
 func (x *Index) Rebuilt() string { return x.rebuilt }
 
-// Problems returns what was found wrong with manifests and journal at Open and
-// since: damaged ones are in the quarantine, newer ones where they were.
+// Problems returns the problems of manifests and journal that were found at Open and since. Damaged
+// files were moved to quarantine, and newer ones were left in place.
 func (x *Index) Problems() []Finding {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()
 	return append([]Finding(nil), x.problems...)
 }
 
-// reportBroken is called once, when the database turned out to be damaged. unmarked is why the next
-// Open may use it again; nil: it will not.
+// reportBroken is called once, when the database turned out to be damaged. unmarked is the error if
+// the mark could not be written, so that the next Open may use the database again.
 func (x *Index) reportBroken(err *BrokenError, unmarked error) {
 	x.Log.Error("index.db is damaged; the next start rebuilds it from the manifests",
 		"store", x.dir, "cause", err.Cause, "panic", panicIn(err))
@@ -326,7 +325,7 @@ func (x *Index) reportBroken(err *BrokenError, unmarked error) {
 	}
 }
 
-// maxProblems bounds the memory that a directory full of rubbish can take.
+// maxProblems bounds the memory of the problems, because a directory may be full of foreign files.
 const maxProblems = 1000
 
 func (x *Index) report(f Finding) {
@@ -350,7 +349,7 @@ func (x *Index) isRetracting(id BuildID) bool {
 	return x.retracted[id]
 }
 
-// retracting returns what is being retracted: its rows may be there still.
+// retracting returns the builds that are being retracted, whose rows may still exist.
 func (x *Index) retracting() map[BuildID]bool {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()

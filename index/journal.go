@@ -24,13 +24,13 @@ import (
 const (
 	maxText        = 4 << 10       // of a reason or an event
 	maxName        = 512           // of a model or a runtime, in an event
-	maxJournal     = reserve.Bytes // then it is rewritten, with what still counts
+	maxJournal     = reserve.Bytes // then it is rewritten without obsolete records
 	maxJournalRead = 256 << 20
 	maxEvents      = 8 << 10 // kept when it is rewritten
 )
 
-// Journal has what is known of builds beside their manifests: states, pins, tombstones and events.
-// It is a file, and in memory what the file says; all reads are answered from memory.
+// Journal has the facts about builds that are not in their manifests: states, pins, tombstones and
+// events. It is a file of which memory has the whole content, so that reads need no I/O.
 //
 // Readers never block on writers, and appends never block on fsync. Locks are taken in the order
 // syncing, appending, mu.
@@ -39,32 +39,32 @@ type Journal struct {
 	dir  string // the state directory
 	path string
 
-	reserve *reserve.Reserve    // space for records that must not be missing
-	now     func() time.Time    // this and the next two are set by the index
+	reserve *reserve.Reserve    // space for records that must be written on a full disk
+	now     func() time.Time    // set by the index, like the next two
 	wake    func()              // asks for a flush some seconds from now
-	exists  func(BuildID) error // nil: the index has the build
+	exists  func(BuildID) error // returns nil if the index has the build
 
 	syncing sync.Mutex // one sync at a time
 
-	appending sync.Mutex // guards the next ones, and the order of appends
-	file      *os.File   // nil: it has to be written again before anything is appended
+	appending sync.Mutex // guards the next fields, and the order of appends
+	file      *os.File   // nil: it must be rewritten before the next append
 	size      int64
-	limit     int64  // from which size on it is written again
+	limit     int64  // size from which on it is rewritten
 	written   uint64 // appends since the start
-	synced    uint64 // how many of them are durable
+	synced    uint64 // number of durable appends
 
-	mu         sync.Mutex        // guards all below
+	mu         sync.Mutex        // guards the fields below
 	states     map[BuildID]State // never Current
 	pins       map[BuildID]Pin
-	tombstones []Tombstone       // in the order in which their builds went
+	tombstones []Tombstone       // in the order of removal
 	sequences  map[string]uint64 // of trust documents, by the id of the root key
 	events     []Event           // oldest first
 	last       uint64            // sequence of the latest event
 	subscriber func(Event)       // nil, or receives each new event, in order
 }
 
-// openJournal reads the journal or makes one. damage is what was wrong with
-// it; what could still be read of it is kept then.
+// openJournal reads the journal or makes one. damage is an error if it was damaged; the readable
+// records are used then.
 func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal, damage error,
 	err error) {
 	j = &Journal{fs: fsys, dir: dir, path: filepath.Join(dir, "journal"), reserve: reserve,
@@ -83,7 +83,7 @@ func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal,
 		torn, damage = journalfile.Parse(file, j.apply)
 	}
 	if newer := (*NewerError)(nil); errors.As(damage, &newer) {
-		return nil, nil, newer // its marks say what must not be served
+		return nil, nil, newer // because its states say which builds must not be served
 	}
 	switch {
 	case damage != nil:
@@ -92,7 +92,7 @@ func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal,
 		}
 		err = j.rewrite()
 	case torn:
-		err = j.rewrite() // a crash cut the last append short, which was not acknowledged
+		err = j.rewrite() // a crash truncated the last append, which was not acknowledged
 	default:
 		j.size, j.limit = int64(len(file)), maxJournal
 		j.file, err = fsys.OpenWrite(j.path)
@@ -100,8 +100,8 @@ func openJournal(fsys cas.FS, dir string, reserve *reserve.Reserve) (j *Journal,
 	return j, damage, err
 }
 
-// keepDamaged puts the file into the quarantine under a further name: until the
-// new one takes its place, it is still the best journal there is.
+// keepDamaged links the file into quarantine, and leaves it in place, because it is the best
+// journal until the new one replaces it.
 func (j *Journal) keepDamaged(why string) error {
 	aside := j.path + ".damaged"
 	if err := remove(j.fs, aside); err != nil {
@@ -113,7 +113,7 @@ func (j *Journal) keepDamaged(why string) error {
 	return cas.SetAside(j.fs, j.dir, aside, why)
 }
 
-// apply takes a record into memory.
+// apply applies a record to memory.
 func (j *Journal) apply(rec *manifestpb.Record) error {
 	switch kind := rec.Kind.(type) {
 	case *manifestpb.Record_State:
@@ -146,7 +146,7 @@ func (j *Journal) apply(rec *manifestpb.Record) error {
 	case *manifestpb.Record_TrustSequence:
 		j.sequences[kind.TrustSequence.Key] = kind.TrustSequence.Sequence
 	}
-	return nil // of a kind that a newer epcached has added, and that may be ignored
+	return nil // a kind of a newer epcached that may be ignored
 }
 
 func eventOf(m *manifestpb.Event) (Event, error) {
@@ -165,7 +165,7 @@ func (j *Journal) setState(id BuildID, s State) {
 	}
 }
 
-// addEvent keeps memory within bounds without moving all events every time.
+// addEvent appends an event, and bounds the memory without moving all events each time.
 func (j *Journal) addEvent(e Event) {
 	if len(j.events) >= 2*maxEvents {
 		j.events = latestOfEachUser(j.events, maxEvents, math.MaxInt)
@@ -212,9 +212,9 @@ func (j *Journal) SetTrustSequence(key string, n uint64) error {
 	return j.change(func() { j.sequences[key] = n }, sequenceRecord(key, n))
 }
 
-// change does something to what memory holds, and appends the records of it, durably when it
-// returns; on a full disk it takes of the reserve. After an error it is done in memory only, and
-// the next append writes all that memory holds.
+// change applies do to memory, and appends its records, durably when it returns; on a full disk it
+// uses the reserve. After an error the change is in memory only, and the next append rewrites the
+// whole journal.
 func (j *Journal) change(do func(), records ...*manifestpb.Record) error {
 	j.appending.Lock()
 	j.mu.Lock()
@@ -222,7 +222,7 @@ func (j *Journal) change(do func(), records ...*manifestpb.Record) error {
 	j.mu.Unlock()
 	err := j.reserve.Use(func() error { return j.append(records...) })
 	if err != nil && j.file != nil {
-		_ = j.file.Close() // what it has is kept; what closing could report is written again
+		_ = j.file.Close() // ignored, because the journal is rewritten
 		j.file = nil
 	}
 	upTo := j.written
@@ -233,8 +233,8 @@ func (j *Journal) change(do func(), records ...*manifestpb.Record) error {
 	return j.sync(upTo)
 }
 
-// forget drops the state and the pin of a build that is gone. The file need not say so: a
-// build id is never used again.
+// forget drops the state and the pin of a removed build. It writes no record, because build ids are
+// never reused.
 func (j *Journal) forget(id BuildID) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -242,9 +242,9 @@ func (j *Journal) forget(id BuildID) {
 	delete(j.pins, id)
 }
 
-// prune drops the states and pins of builds that are gone, which the file may still have, and the
-// tombstones of those that are there: a crash kept them from going. States are kept of builds that
-// a layer has, or may have.
+// prune drops the states and pins of removed builds, which the file may still have, and the
+// tombstones of existing builds, whose removal a crash prevented. It keeps states of builds that a
+// layer has or may have.
 func (j *Journal) prune(there func(BuildID) bool, lower Lower) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -275,7 +275,7 @@ func (j *Journal) NotServed() []BuildID {
 }
 
 // AddEvent adds to the history of a request, or of the machine; written within seconds. Texts are
-// cut off at 4 KiB, names at 512 bytes. After an error the event is known until Close.
+// cut at 4 KiB, names at 512 bytes. After an error the event is known until Close.
 func (j *Journal) AddEvent(ctx context.Context, e Event) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -287,7 +287,7 @@ func (j *Journal) AddEvent(ctx context.Context, e Event) error {
 	return j.note(e)
 }
 
-// note adds an event, durable at the next flush. In memory it counts even if that fails.
+// note adds an event, durable at the next flush. Memory has it even if that fails.
 func (j *Journal) note(e Event) error {
 	e.At, e.Text, e.Kind = trimTime(e.At), shorten(e.Text, maxText), shorten(e.Kind, 64)
 	e.ModelName, e.Runtime, e.Scope = shorten(e.ModelName, maxName), shorten(e.Runtime, maxName),
@@ -306,15 +306,15 @@ func (j *Journal) note(e Event) error {
 	return j.append(eventRecord(e))
 }
 
-// History returns what is still known of a request, oldest first.
+// History returns the kept events of a request, oldest first.
 func (j *Journal) History(k RequestKey) []Event {
 	return j.eventsThat(func(e *Event) bool { return e.RequestKey == k })
 }
 
-// Events returns what is still known of that time and later, of all requests and of the machine,
-// oldest first: some 8,000 at least, and never more than twice as many.
+// Events returns the kept events since a time, of all requests and of the machine, oldest first.
+// The latest 8,000 are always kept, and at most twice as many.
 func (j *Journal) Events(since time.Time) []Event {
-	// a clock may have been set back
+	// compares each event, because the clock may have been set back
 	return j.eventsThat(func(e *Event) bool { return !e.At.Before(since) })
 }
 
@@ -331,8 +331,8 @@ func (j *Journal) eventsThat(match func(*Event) bool) []Event {
 	return events
 }
 
-// append writes records, which memory holds already, all or none. If the file cannot be trusted any
-// more, it writes all that memory holds to a new one. appending is held.
+// append writes records, which memory has already, all or none. If the state of the file is
+// unknown, it writes a new one from memory. The caller holds appending.
 func (j *Journal) append(records ...*manifestpb.Record) error {
 	if j.file == nil || j.size >= j.limit {
 		return j.rewrite()
@@ -345,15 +345,15 @@ func (j *Journal) append(records ...*manifestpb.Record) error {
 		if err == nil {
 			err = io.ErrShortWrite
 		}
-		return err // size is unchanged: the next append goes over what was written
+		return err // size is unchanged: the next append overwrites the bytes
 	}
 	j.size += int64(len(b))
 	j.written++
 	return nil
 }
 
-// sync makes so many records durable. Callers that wait for the same sync share it. Readers and
-// appends never block on it.
+// sync makes the first upTo appends durable. Callers that wait for the same sync share it. Readers
+// and appends never block on it.
 func (j *Journal) sync(upTo uint64) error {
 	j.syncing.Lock()
 	defer j.syncing.Unlock()
@@ -372,7 +372,7 @@ func (j *Journal) sync(upTo uint64) error {
 	j.appending.Lock()
 	defer j.appending.Unlock()
 	if j.file != file {
-		return nil // it was rewritten meanwhile, with all that memory holds
+		return nil // it was rewritten in the meantime, with all records
 	}
 	if err != nil {
 		// The bytes on the disk are unknown now, and another sync would succeed without writing
@@ -384,8 +384,8 @@ func (j *Journal) sync(upTo uint64) error {
 }
 
 // rewrite makes a new journal of all states, pins and tombstones, and the latest events. The rename
-// is its commit point; before it the old file is valid. On a full disk it takes of
-// the reserve. appending is held.
+// is the commit point; before it the old file is valid. On a full disk it uses the reserve. The
+// caller holds appending.
 func (j *Journal) rewrite() error {
 	if j.file != nil {
 		// Closing reports nothing new, because each record was synced or lost before.
@@ -423,9 +423,9 @@ func (j *Journal) replace(b []byte) error {
 	return nil
 }
 
-// snapshot returns the bytes of a journal that says what memory holds: every state, pin and
-// tombstone, and the latest events up to half the limit. It drops what is too old to be kept, and
-// copies the rest, so that readers do not block while it is encoded.
+// snapshot encodes a journal from memory: every state, pin and tombstone, and the latest events up
+// to half the limit. It drops old records, and copies the rest before encoding, so that readers do
+// not block.
 func (j *Journal) snapshot() ([]byte, error) {
 	j.mu.Lock()
 	j.tombstones = slices.Clone(j.tombstones[max(0, len(j.tombstones)-maxTombstones):])
@@ -464,13 +464,13 @@ func (j *Journal) close() error {
 	return err
 }
 
-// trimTime takes off what no file keeps: monotonic reading and time zone.
+// trimTime removes the monotonic reading and the time zone, which files do not have.
 func trimTime(t time.Time) time.Time { return fromNanos(nanos(t)) }
 
-// RewriteIfDeleted writes the journal again, from memory, if it has been deleted: otherwise the
-// marks of builds that must not be served would end with the process. With read it reads the file,
-// and does so if that is damaged, too. It reports whether that was so. The state directory has to
-// be this index's still.
+// RewriteIfDeleted writes the journal again from memory if a user has deleted it, because otherwise
+// the states of withheld builds would be lost at the end of the process. With read it also reads
+// the file, and rewrites it if it is damaged. It reports whether it did. Call it only while the
+// state directory is still this index's.
 func (j *Journal) RewriteIfDeleted(read bool) (restored bool, err error) {
 	j.appending.Lock()
 	defer j.appending.Unlock()

@@ -6,9 +6,9 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Lower has the builds of read-only stores, layers, that look-ups go on in. They are in no account,
-// and are never removed or packed. They may be marked as withheld. Its methods are called by any
-// number of goroutines, and must not call the index.
+// Lower has the builds of read-only stores, layers, that look-ups also search. No account has them,
+// and they are never removed or packed, but may be withheld. Its methods must be safe for
+// concurrent use, and must not call the index.
 type Lower interface {
 	// Of returns the shared builds of a request, in the order in which they are considered.
 	Of(RequestKey) []Build
@@ -16,12 +16,12 @@ type Lower interface {
 	// Each calls fn with all builds, in order of ids, and stops at its first error, which it
 	// returns.
 	Each(fn func(Build) error) error
-	// Keep reports whether marks of a build are kept that this store does not have.
+	// Keep reports whether to keep the states of a build that this store does not have.
 	Keep(BuildID) bool
 }
 
-// LayerManifest returns the manifest of a build of a layer, and gives the build the id that follows
-// from it: two machines that export the same build write the same.
+// LayerManifest returns the manifest of a build of a layer, and sets the build's id, which is
+// derived from it, so that two machines export equal files for the same build.
 func LayerManifest(b *Build) ([]byte, error) {
 	b.ID = BuildID{1}
 	body, err := marshalBuild(*b)
@@ -33,12 +33,12 @@ func LayerManifest(b *Build) ([]byte, error) {
 	return encodeManifest(*b)
 }
 
-// ManifestPath is where a store in the directory has the manifest of a build.
+// ManifestPath returns the path of a build's manifest in the store at dir.
 func ManifestPath(dir string, id BuildID) string {
 	return filepath.Join(dir, manifestsName, id.String()[:2], id.String())
 }
 
-// Manifests reads the manifests of a store that is only read.
+// Manifests reads the manifests of a read-only store.
 func Manifests(dir string) func(BuildID) (Build, error) {
 	return newIndex(dir, Options{}).manifests.read
 }

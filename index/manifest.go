@@ -192,7 +192,7 @@ func unmarshalBuild(body []byte) (Build, error) {
 	return b, nil
 }
 
-// checkBuild refuses what no build can be, on the way in and on the way out:
+// checkBuild refuses invalid builds, when they are written and when they are read, because their
 // names become names of files.
 func checkBuild(b Build) error {
 	switch {
@@ -237,7 +237,7 @@ func validScope(scope string) bool {
 		return false
 	}
 	uid, err := strconv.ParseUint(digits, 10, 32)
-	return err == nil && strconv.FormatUint(uid, 10) == digits // one spelling a user
+	return err == nil && strconv.FormatUint(uid, 10) == digits // one spelling for each user
 }
 
 func fixed(field string, to, from []byte) error {
@@ -256,7 +256,7 @@ func optional(field string, to, from []byte) error {
 	return fixed(field, to, from)
 }
 
-// nanos and fromNanos keep the zero time, which has no such number.
+// nanos and fromNanos preserve the zero time, which has no number of nanoseconds.
 func nanos(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -271,7 +271,7 @@ func fromNanos(n int64) time.Time {
 	return time.Unix(0, n).UTC()
 }
 
-// shorten makes s valid and not longer than limit: it may be a vendor's message.
+// shorten makes s valid UTF-8 of at most limit bytes, because it may be a vendor's message.
 func shorten(s string, limit int) string {
 	if len(s) > limit {
 		s = s[:limit]

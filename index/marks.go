@@ -15,13 +15,13 @@ type Pin struct {
 	UID uint32 // the user that pinned it
 }
 
-// A Mark is what Mark notes of a build: its state, or else its pin.
+// A Mark is a change of a build's state or pin, for Journal.Mark.
 type Mark struct {
 	ID    BuildID
-	State *State // whether it may be served
-	Pin   *Pin   // protects it from eviction; nil: nothing does any more
+	State *State // the new state; nil: the pin changes
+	Pin   *Pin   // the new pin; nil: unpinned
 
-	Err error // why it is not noted
+	Err error // why it was not recorded
 
 	before *Pin
 }
@@ -39,8 +39,8 @@ func (m *Mark) fail(err error) {
 
 // Mark records marks, durably when it returns; they share one sync. Pinning a build again changes
 // only the user and the time, and it is no error if one that is unpinned was not pinned. If marks
-// cannot be written, pins are as they were, because the caller gets an error. States count in
-// memory even then, because a build that may be bad must not be served.
+// cannot be written, pins are unchanged, because the caller gets an error. States are changed in
+// memory even then, because a build that may be damaged must not be served.
 func (j *Journal) Mark(list []*Mark) {
 	var todo []*Mark
 	var records []*manifestpb.Record
@@ -73,7 +73,7 @@ func (j *Journal) Mark(list []*Mark) {
 	}
 }
 
-// recordOf completes a mark, and returns its record; nil: there is nothing to note.
+// recordOf completes a mark, and returns its record, nil if it changes nothing.
 func (j *Journal) recordOf(m *Mark) *manifestpb.Record {
 	if was, pinned := j.Pinned(m.ID); m.State == nil && m.Pin == nil {
 		if !pinned {
@@ -93,7 +93,7 @@ func (j *Journal) recordOf(m *Mark) *manifestpb.Record {
 	return stateRecord(m.ID, *m.State)
 }
 
-// setPin pins a build, or not any more, and returns the pin that it had. mu is held.
+// setPin pins or unpins a build, and returns its previous pin. The caller holds mu.
 func (j *Journal) setPin(id BuildID, p *Pin) (before *Pin) {
 	if was, ok := j.pins[id]; ok {
 		before = &was

@@ -10,20 +10,20 @@ import (
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
-// Member is one model of a weight-sharing group. Its graph is one of the
-// build's files, and what is no graph belongs to all members.
+// Member is one model of a weight-sharing group. Its graph is one of the build's files. Files that
+// are not graphs belong to all members.
 type Member struct {
 	ModelName   string
 	ModelDigest cas.Digest
 	Graph       string // the name of its graph among Files
-	// besides the build's, when several members are loaded in one process
+	// SessionOptions are needed in addition to the build's when one process loads several members.
 	SessionOptions map[string]string
-	AloneKey       RequestKey // Lookup finds the group under it too; zero: it does not
-	Source         Source     // of all but the first, which has the build's source
+	AloneKey       RequestKey // another key by which Lookup finds the group; zero: none
+	Source         Source     // unset for the first, whose source is the build's
 }
 
-// MemberOf returns the place of a model among the build's members; -1: it is
-// none of them, or the build is not a group's.
+// MemberOf returns the index of a model among the build's members, -1 if it is not one, or if the
+// build is no group.
 func (b *Build) MemberOf(d cas.Digest) int {
 	return slices.IndexFunc(b.Members, func(m Member) bool { return m.ModelDigest == d })
 }
@@ -74,7 +74,7 @@ func unmarshalMembers(list []*manifestpb.Member) ([]Member, error) {
 	return out, nil
 }
 
-// maxMembers bounds a group. Each member is a model that a client sent along.
+// maxMembers bounds a group.
 const maxMembers = 256
 
 // checkMembers refuses a group that could not be served member by member.

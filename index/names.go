@@ -15,8 +15,7 @@ import (
 	"github.com/epcached/epcached/internal/modelname"
 )
 
-// The names that people use for builds. A look-up by any of these reads only the builds that it
-// names, however many others there are.
+// The names that users give for builds. A look-up by a name reads only the matching builds.
 
 // The kinds of names that bucketNames has rows for. Request keys and build ids
 // have buckets of their own.
@@ -26,11 +25,11 @@ const (
 	nameModel
 )
 
-// nameBytes is how much of a digest, or of a model name's BLAKE3, is in a
-// row: enough to distinguish nearly all. The record decides.
+// nameBytes is how many bytes of a digest, or of a model name's BLAKE3, are in a row. They
+// distinguish nearly all builds, and the record is compared then.
 const nameBytes = 8
 
-// MinPrefix is how many digits of a key, id or digest name something.
+// MinPrefix is the least number of digits for a prefix of a key, id or digest.
 const MinPrefix = 8
 
 // Models lists the models of a build: one, or those of a group.
@@ -56,7 +55,7 @@ func (b *Build) MatchesName(name string) bool {
 		slices.ContainsFunc(ids, func(id string) bool { return strings.HasPrefix(id, name) })
 }
 
-// nameKey is the key of a row, or with a shorter value what rows begin with.
+// nameKey returns the key of a row, or with a shorter value the prefix of rows.
 func nameKey(kind byte, value []byte, id []byte) []byte {
 	value = value[:min(len(value), nameBytes)]
 	return append(append(append(make([]byte, 0, 1+nameBytes+len(BuildID{})), kind), value...),
@@ -94,7 +93,7 @@ func (x *Index) EachNamed(ctx context.Context, name string, fn func(Build) error
 	})
 }
 
-// EachOfModel is EachNamed of a model's digest and of its name: what means either.
+// EachOfModel is EachNamed for a model's digest and for its name.
 func (x *Index) EachOfModel(ctx context.Context, d cas.Digest, name string,
 	fn func(Build) error) error {
 	rows := []rowPrefix{{bucketNames, nameKey(nameModelDigest, d[:], nil)}}
@@ -104,13 +103,13 @@ func (x *Index) EachOfModel(ctx context.Context, d cas.Digest, name string,
 	return x.eachNamed(ctx, "", rows, fn)
 }
 
-// rowPrefix is what the keys of some rows begin with; they end with a build id.
+// rowPrefix is the prefix of keys of rows, which end with a build id.
 type rowPrefix struct{ bucket, prefix []byte }
 
-// prefixesOf lists where builds of a name may be.
+// prefixesOf lists the rows that builds of a name may have.
 func (x *Index) prefixesOf(name string) []rowPrefix {
 	rows := []rowPrefix{{bucketNames, modelNameKey(name, nil)}}
-	digits := name[:len(name)&^1] // a half byte more: the record decides
+	digits := name[:len(name)&^1] // whole bytes; the record decides about a half one
 	if len(name) < MinPrefix || len(name) > 2*len(RequestKey{}) {
 		return rows
 	}
@@ -141,7 +140,7 @@ func (x *Index) eachNamed(ctx context.Context, name string, rows []rowPrefix,
 		}
 		b, err := x.Get(id)
 		if errors.Is(err, ErrNotFound) {
-			continue // it has just gone
+			continue // it was just removed
 		}
 		if err == nil && (name == "" || b.MatchesName(name)) {
 			err = fn(b)

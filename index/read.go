@@ -15,7 +15,7 @@ func readFile(fsys cas.FS, path string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // it was only read
+	defer f.Close() // opened for reading
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err

@@ -14,14 +14,13 @@ import (
 
 // OpenReadOnly reads the manifests and the journal in the state directory dir, and returns the
 // builds with an index that has no database. The index answers StateOf, Problems, History,
-// Tombstones and BlobBytes, remembers memos and stamps until the process ends, and fails where it
-// needs the database. It need not be closed.
+// Tombstones and BlobBytes, keeps memos and stamps in memory, and fails for calls that need the
+// database. It need not be closed.
 //
-// OpenReadOnly writes nothing and takes no lock, so a store on a read-only file
-// system will do. Manifests that cannot be read are left out, and in Problems. It
-// fails where there is no store, where a directory cannot be read, and, with a
-// *NewerError, where the journal is a newer epcached's, because its marks say
-// what must not be served.
+// OpenReadOnly writes nothing and takes no lock, so the file system may be read-only. It leaves out
+// unreadable manifests, which Problems lists. It fails if there is no store or a directory cannot
+// be read, and with a *NewerError if a newer epcached wrote the journal, because that says which
+// builds must not be served.
 func OpenReadOnly(ctx context.Context, dir string) (*Index, []Build, error) {
 	x := newIndex(dir, Options{})
 	x.sizes = make(map[cas.Digest]int64)
@@ -61,8 +60,7 @@ func (x *Index) readManifests(ctx context.Context) (builds []Build, err error) {
 	return builds, nil
 }
 
-// readJournal reads as much of the journal as it can: an end within a record is what a crash
-// leaves.
+// readJournal reads the journal up to its last complete record, because a crash may truncate it.
 func (x *Index) readJournal() error {
 	x.Journal = &Journal{states: make(map[BuildID]State), pins: make(map[BuildID]Pin),
 		sequences: make(map[string]uint64), exists: x.exists}

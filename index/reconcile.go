@@ -11,18 +11,18 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// difference is one thing that the database has to learn.
+// difference is one difference between manifests and database.
 type difference struct {
-	id           BuildID // of a build that it lacks, or has without a manifest
+	id           BuildID // a build that the database lacks, or has without a manifest
 	manifestGone bool
 
 	dir  byte
-	done *dirTimes // no build: the database now has what the directory had at these times
+	done *dirTimes // not a build: the database now matches the directory as of these times
 }
 
-// differences compares the database with every changed directory, and reads no name in the others.
+// differences compares the database with every changed directory, without listing the others.
 func (x *Index) differences() (all []difference, err error) {
-	var known [256]bool // the database has builds of the directory
+	var known [256]bool // whether the database has builds of the directory
 	kept, err := read(x.db, func(tx *bbolt.Tx) (kept [256]dirTimes, err error) {
 		briefs := tx.Bucket(bucketBriefs).Cursor()
 		for i := range kept {
@@ -58,7 +58,7 @@ func (x *Index) differences() (all []difference, err error) {
 	return all, nil
 }
 
-// compare adds what the database has to learn of a directory.
+// compare appends the differences of one directory.
 func (x *Index) compare(all []difference, i byte, now dirTimes) ([]difference, error) {
 	there, err := x.manifests.list(i)
 	if err != nil {
@@ -120,9 +120,9 @@ func (x *Index) applyDifferences(all []difference) error {
 	return nil
 }
 
-// Complete reports whether every manifest could be read. If not (some are of a
-// newer epcached, or the disk does not give them), there are builds that Needs
-// does not know of, and no blob may be removed because no known build needs it.
+// Complete reports whether every manifest could be read. If not, because some are from a newer
+// epcached or the disk fails, Needs does not cover all builds, so that no blob may be removed as
+// not needed.
 func (x *Index) Complete() bool {
 	for i := range x.manifests.dirs {
 		if x.manifests.dirs[i].unread.Load() {
@@ -132,8 +132,8 @@ func (x *Index) Complete() bool {
 	return true
 }
 
-// loadManifest reads one manifest for the database. One that cannot
-// be read never takes the others down: it is reported, and moved away if it is damaged.
+// loadManifest reads one manifest for the database. An unreadable one does not fail the others: it
+// is reported, and quarantined if damaged.
 func (x *Index) loadManifest(id BuildID) (Build, bool) {
 	b, err := x.manifests.read(id)
 	if err == nil || errors.Is(err, fs.ErrNotExist) { // retracted since the directory was listed
@@ -153,8 +153,8 @@ func (x *Index) loadManifest(id BuildID) (Build, bool) {
 	return Build{}, false
 }
 
-// noteLost writes into the history that a build is gone with its damaged manifest, for the request
-// that earlier events name.
+// noteLost records that a build was lost with its damaged manifest, in the history of the request
+// that earlier events of the build name.
 func (x *Index) noteLost(id BuildID) {
 	all := x.Journal.eventsThat(func(e *Event) bool { return e.BuildID == id })
 	if len(all) == 0 {
@@ -168,7 +168,7 @@ func (x *Index) noteLost(id BuildID) {
 	}
 }
 
-// findingOf returns what readManifest's error says of the manifest at path.
+// findingOf converts an error of reading the manifest at path to a finding.
 func findingOf(path string, err error) Finding {
 	switch {
 	case errors.As(err, new(*NewerError)):

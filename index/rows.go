@@ -13,9 +13,9 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// schemaVersion is that of index.db. A database of another schema is made again
-// from the manifests, so it may change whenever that helps. It must change with the
-// format of manifests, because it holds their bodies.
+// schemaVersion is the version of index.db. A database of another version is rebuilt from the
+// manifests, so it may change at any time. It must change with the format of manifests, because the
+// database contains their bodies.
 const schemaVersion = 4
 
 // The buckets of index.db. Numbers in values are little-endian, in keys
@@ -39,7 +39,7 @@ var (
 	bucketViews        = []byte("views")    // BuildID 16 -> path
 	bucketCounters     = []byte("counters") // name -> u64
 	bucketFailures     = []byte("failures") // key as given -> value as given
-	bucketUnpacked     = []byte("unpacked") // Digest 32 -> encodeStamp, of the unpacked form
+	bucketUnpacked     = []byte("unpacked") // Digest 32 -> encodeStamp, of the unpacked copy
 	bucketRecipeStamps = []byte("proven")   // Digest 32 -> encodeStamp, of the recipe
 	bucketSketches     = []byte("sketches") // Digest 32 -> as given
 	bucketShares       = []byte("shares")   // Digest 32 -> as given
@@ -53,8 +53,8 @@ var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bu
 
 const sealSize = 16
 
-// seal returns what is stored for a value: a checksum and the value. The checksum is over bucket
-// and key as well, for after a flipped bit in a page bbolt may answer with another key's value.
+// seal returns the stored bytes of a value: a checksum and the value. The checksum covers bucket
+// and key too, because after a flipped bit in a page bbolt may return another key's value.
 //
 //	offset  size  what
 //	0       16    first half of the BLAKE3 of: length of bucket u8, bucket,
@@ -66,7 +66,7 @@ func seal(bucket, key, value []byte) []byte {
 	return append(append(make([]byte, 0, sealSize+len(value)), sum[:sealSize]...), value...)
 }
 
-// unseal returns the value, which is in sealed.
+// unseal checks the checksum, and returns the value, a part of sealed.
 func unseal(bucket, key, sealed []byte) ([]byte, error) {
 	var scratch []byte
 	return unsealIn(&scratch, bucket, key, sealed)
@@ -93,7 +93,7 @@ func rowSum(scratch *[]byte, bucket, key, value []byte) cas.Digest {
 	return cas.SumBytes(*scratch)
 }
 
-// bucketOf returns a bucket, which each database has.
+// bucketOf returns a bucket, or an error if the database lacks it.
 func bucketOf(tx *bbolt.Tx, name []byte) (*bbolt.Bucket, error) {
 	b := tx.Bucket(name)
 	if b == nil {
@@ -161,8 +161,8 @@ func idAtEnd(key []byte) (id BuildID, err error) {
 	return id, nil
 }
 
-// fields reads the numbers of a value one after another. Anything that is too
-// short or too long is noticed at the end.
+// fields reads the numbers of a value one after another. A value of a wrong length is noticed at
+// the end.
 type fields struct {
 	b   []byte
 	bad bool
@@ -218,7 +218,7 @@ func encodeUse(u Usage) []byte {
 	return encodeNumbers(uint64(nanos(u.Last)), u.Hits, math.Float64bits(u.SavedSeconds))
 }
 
-// decodeUse returns the zero Usage for what does not decode: it counts as lost.
+// decodeUse returns the zero Usage for an invalid value, which counts as lost.
 func decodeUse(b []byte) Usage {
 	f := fields{b: b}
 	u := Usage{Last: fromNanos(f.i64()), Hits: f.u64(), SavedSeconds: math.Float64frombits(f.u64())}
@@ -232,7 +232,7 @@ func decodeUse(b []byte) Usage {
 func encodeRow(v any) []byte {
 	b, err := binary.Append(nil, binary.LittleEndian, v)
 	if err != nil {
-		panic(err) // a field has no fixed size
+		panic(err) // cannot happen: all fields have fixed sizes
 	}
 	return b
 }

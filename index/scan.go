@@ -8,9 +8,9 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// A bucket may have millions of rows. It is read page by page: a page is copied in a short
-// transaction, and while its rows are looked at the next one is read. Without that a plan for a
-// million builds takes a third longer.
+// A bucket may have millions of rows. It is read in pages: each page is copied in a short
+// transaction, and while its rows are processed the next one is read. Without reading ahead, a plan
+// for a million builds takes a third longer.
 
 const (
 	// scanRows and scanBytes bound a page, and so its transaction, which takes some milliseconds.
@@ -56,7 +56,7 @@ func (d *database) rowsFrom(ctx context.Context, bucket, prefix, after []byte, f
 		if !page.hasMore {
 			return nil
 		}
-		spare = page // it was looked at, and can be filled again
+		spare = page // processed, so its memory is reused
 	}
 }
 

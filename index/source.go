@@ -36,7 +36,8 @@ func marshalSource(s Source) *manifestpb.Source {
 	return m
 }
 
-// unmarshalSource gives none for a kind of a newer epcached: the build is good without it.
+// unmarshalSource returns no source for a kind of a newer epcached, because the build is valid
+// without it.
 func unmarshalSource(m *manifestpb.Source) (Source, error) {
 	s := Source{Kind: m.GetKind(), Why: m.GetWhy()}
 	switch s.Kind {
@@ -65,7 +66,7 @@ func unmarshalSource(m *manifestpb.Source) (Source, error) {
 	return s, nil
 }
 
-// checkSource refuses what would not be read back as it was written.
+// checkSource refuses sources that would not be read back unchanged.
 func checkSource(s Source) error {
 	if s.Kind != "" && s.Why != "" || len(s.Why) > maxSourceWhy || !utf8.ValidString(s.Why) {
 		return fmt.Errorf(
