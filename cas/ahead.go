@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// Hashed is what HashAhead and CopyAhead found out about a staged file.
+// Hashed is the result of HashAhead or CopyAhead for a staged file.
 type Hashed struct {
 	digest Digest
 	stamp  Stamp
@@ -20,9 +20,9 @@ func (k Hashed) Digest() Digest { return k.digest }
 
 // CopyAhead copies the n bytes of src into a new file at path, which it hashes on the way, on all
 // cores, while the system begins to write it to the disk, so that AdoptHashed has little left to
-// do. No other user can open the file
-// before it is read-only, because the directory belongs to the store alone. Fewer than n
-// bytes are io.ErrUnexpectedEOF; after an error path may be there, to be removed.
+// do. No other user can open the file before it is read-only, because the directory belongs to the
+// store alone. It fails with io.ErrUnexpectedEOF if src is shorter. After an error path may exist,
+// and the caller removes it.
 func (s *Store) CopyAhead(ctx context.Context, src io.ReaderAt, path string, n int64) (Hashed,
 	error) {
 	f, err := s.fs.Create(path)
@@ -62,7 +62,8 @@ func (s *Store) HashAhead(ctx context.Context, path string) (Hashed, error) {
 // MakeReadOnly is the first part of HashAhead: it reports whether no process can write f any more.
 func (s *Store) MakeReadOnly(f *os.File) (bool, error) { return makeOwnReadOnly(s.fs, f) }
 
-// hash hashes a read-only file. The stamp is taken before, so that a change during hashing shows.
+// hash hashes a read-only file. The stamp is taken before, so that a change during hashing is
+// noticed.
 func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
 	if err := checkRegular(f); err != nil {
 		return Hashed{}, err
@@ -105,8 +106,8 @@ func (s *Store) copyFrom(ctx context.Context, dst *os.File, src io.ReaderAt, n i
 }
 
 // copier copies each range that is read, so that every core copies a piece and hashes it while it
-// is in its cache. copy_file_range was tried: the copy has to be read again for hashing, which made
-// the whole 1.5 times slower, and where it shares bytes Clone does so too.
+// is in its cache. copy_file_range would be 1.5 times slower, because the copy has to be read again
+// for hashing. If the file system can share bytes, Clone does so too.
 type copier struct {
 	fs     FS
 	dst    *os.File
@@ -129,8 +130,8 @@ func (c *copier) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // WriteStep is how much of a large file one call writes. The file system takes memory for a call as
-// a whole if it can: finding a MiB in one piece takes longer than copying it, when the memory is
-// full of cached files, and it is more than stays in a core's cache.
+// a whole if it can: finding a contiguous MiB takes longer than copying it when the memory is full
+// of cached files, and it exceeds a core's cache.
 const WriteStep = 256 << 10
 
 // WriteInSteps writes p to w at off, WriteStep bytes at a time, and returns how many were written.

@@ -45,8 +45,8 @@ func ParseHex(what, s string, to []byte) error {
 // ErrNotFound says that the store has no blob of that digest.
 var ErrNotFound = errors.New("blob not found")
 
-// CorruptError says that the bytes stored under Digest are others: they hash
-// to Got. The file is left where it is; Quarantine moves it away.
+// CorruptError says that the bytes stored under Digest are damaged: their digest is Got. The file
+// is left in place; Quarantine moves it.
 type CorruptError struct {
 	Digest Digest
 	Got    Digest
@@ -65,9 +65,9 @@ type Stamp struct {
 	Boot         string // "" when the file was synced, else the boot that the stamp dies with
 }
 
-// Holds reports whether a file that now has the stamp seen is the one that s
-// was taken of. The stamp of a file that was not synced holds in its own boot
-// only: after a power cut size and times may be back without the bytes.
+// Holds reports whether a file that now has the stamp seen is unchanged since s was taken. The
+// stamp of an unsynced file is valid only in the same boot, because after a power cut size and
+// times may be intact without the bytes.
 func (s Stamp) Holds(seen Stamp) bool {
 	if s.Boot != "" && s.Boot != Boot() {
 		return false
@@ -76,8 +76,8 @@ func (s Stamp) Holds(seen Stamp) bool {
 	return s == seen
 }
 
-// StampBook remembers the stamps of verified blobs over a restart; package
-// index has one. A lost stamp costs hashing the blob again, and nothing else.
+// StampBook remembers the stamps of verified blobs over a restart; package index implements it. If
+// a stamp is lost, the blob is only hashed again.
 type StampBook interface {
 	LoadStamp(Digest) (Stamp, bool)
 	SaveStamp(Digest, Stamp) error
@@ -86,7 +86,7 @@ type StampBook interface {
 
 // stampCache holds stamps in memory, so that a hit opens no transaction and takes no lock.
 type stampCache struct {
-	book StampBook // nil: nothing outlives the process
+	book StampBook // nil: stamps are only in memory
 
 	mu     sync.RWMutex // guards held
 	stamps map[Digest]Stamp
@@ -104,7 +104,7 @@ func (c *stampCache) load(d Digest) (Stamp, bool) {
 	if s, ok = c.book.LoadStamp(d); ok {
 		c.mu.Lock()
 		if now, renewed := c.stamps[d]; renewed {
-			s = now // another caller saved one meanwhile
+			s = now // another caller has saved one
 		} else {
 			c.put(d, s)
 		}
@@ -113,10 +113,11 @@ func (c *stampCache) load(d Digest) (Stamp, bool) {
 	return s, ok
 }
 
-// put is called with mu held for writing. Without a book nothing is dropped: it could not return.
+// put is called with mu held for writing. Without a book no stamp is dropped, because it could not
+// be loaded again.
 func (c *stampCache) put(d Digest, s Stamp) {
 	if c.book != nil && len(c.stamps) >= maxStamps {
-		for other := range c.stamps { // any one: Go's order is as good as random
+		for other := range c.stamps { // a random one, because Go's order is random
 			delete(c.stamps, other)
 			break
 		}
@@ -129,7 +130,7 @@ func (c *stampCache) save(d Digest, s Stamp) {
 	c.put(d, s)
 	c.mu.Unlock()
 	if c.book != nil {
-		// A stamp that is not kept costs hashing after the next start.
+		// Best effort: without it the blob is hashed after the next start.
 		_ = c.book.SaveStamp(d, s)
 	}
 }
@@ -137,7 +138,7 @@ func (c *stampCache) save(d Digest, s Stamp) {
 // forget removes it from the book first, so that a load in between cannot bring the stamp back.
 func (c *stampCache) forget(d Digest) {
 	if c.book != nil {
-		// A stamp that stays behind fits no file: inode and times are another's.
+		// Best effort: a remaining stamp matches no later file, because inode and times differ.
 		_ = c.book.ForgetStamp(d)
 	}
 	c.mu.Lock()

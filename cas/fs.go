@@ -28,7 +28,7 @@ func openSafely(path string, flag int) (*os.File, error) {
 	}
 }
 
-// Clone shares extents (XFS, btrfs, bcachefs); elsewhere it is an error.
+// Clone shares extents (XFS, btrfs, bcachefs). On other file systems it fails.
 func (OS) Clone(dst, src *os.File) error {
 	err := control(dst, func(d int) error {
 		return control(src, func(s int) error { return unix.IoctlFileClone(d, s) })
@@ -39,7 +39,7 @@ func (OS) Clone(dst, src *os.File) error {
 	return nil
 }
 
-// Allocate takes no time where the file system can do it; elsewhere zeros are written.
+// Allocate is fast if the file system supports it. Otherwise it writes zeros.
 func (OS) Allocate(f *os.File, size int64) error {
 	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
@@ -69,7 +69,8 @@ func pathError(op, path string, err error) error {
 	return nil
 }
 
-// control calls fn with f's descriptor. Fd would set the file, maybe a client's, to blocking.
+// control calls fn with f's descriptor. It does not use Fd, which would set the file, perhaps a
+// client's, to blocking.
 func control(f *os.File, fn func(fd int) error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -100,7 +101,7 @@ func StampAt(dirfd int, name string) (Stamp, error) {
 	return s, pathError("fstatat", name, err)
 }
 
-// StampPath returns the stamp of what a path leads to: a link that is switched is a change.
+// StampPath returns the stamp of the file that a path resolves to, so a changed link changes it.
 func StampPath(path string) (Stamp, error) {
 	s, err := stampAt(unix.AT_FDCWD, path, 0)
 	return s, pathError("stat", path, err)
@@ -143,17 +144,17 @@ func makeOwnReadOnly(fs FS, f *os.File) (bool, error) {
 		return false, err
 	}
 	if st.Nlink != 1 {
-		return false, nil // under the other name it could be opened again
+		return false, nil // it could be opened again by the other name
 	}
 	if int(st.Uid) != os.Geteuid() && f.Chown(os.Geteuid(), os.Getegid()) != nil {
-		return false, nil // its owner could give itself the right to write back
+		return false, nil // its owner could make it writable again
 	}
 	if err := fs.Chmod(f, 0o444); err != nil {
 		return false, err
 	}
-	// A read lease is granted only while no open file description, and so no
-	// mapping either, could write. From here on 0444 keeps new ones away. The
-	// lease itself is not needed further, and would end by a signal.
+	// A read lease is granted only while no open file description, and so no mapping either, could
+	// write. From here on mode 0444 prevents new ones. The lease is released at once, because it is
+	// not needed any longer and would send a signal when it is broken.
 	err := control(f, func(fd int) error {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
 			return err
@@ -161,20 +162,19 @@ func makeOwnReadOnly(fs FS, f *os.File) (bool, error) {
 		_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
 		return err
 	})
-	return err == nil, nil // refused, or a file system without leases: the caller copies
+	return err == nil, nil // on an error, or without leases, the caller copies
 }
 
 // startWriting starts the writeback of a file. It does not block and returns no error, because the
 // sync that follows reports failures.
 func startWriting(f *os.File) {
-	// A hint: a file system that cannot do it writes all at the sync.
+	// Best effort: otherwise all is written at the sync.
 	_ = control(f,
 		func(fd int) error { return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) })
 }
 
-// Preallocate reserves disk space for all of f, which is empty, if that takes
-// no time: what is written then finds its blocks, instead of each call looking for
-// some. It is a hint: if there is no space, writing fails.
+// Preallocate reserves disk space for all of f, which is empty, if that is fast, so that writes
+// need not allocate blocks each. Best effort: if there is no space, writing fails.
 func Preallocate(f *os.File, size int64) {
 	if size < WriteStep {
 		return
@@ -186,24 +186,24 @@ func Preallocate(f *os.File, size int64) {
 var Boot = sync.OnceValue(func() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "unknown " // without the id such a stamp is never trusted, see Trusted
+		return "unknown " // without the id such a stamp is never valid, see Holds
 	}
 	return strings.TrimSpace(string(b))
 })
 
-// isUnreadable: the disk cannot give the bytes, or a link (ELOOP) or a socket (ENXIO) is there.
+// isUnreadable reports whether the disk failed, or the path is a link (ELOOP) or a socket (ENXIO).
 func isUnreadable(err error) bool {
 	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
 }
 
-// DiskBytes returns what the file at path takes on the disk, in whole blocks.
+// DiskBytes returns the bytes of the file at path on the disk, in whole blocks.
 func DiskBytes(path string) (int64, error) {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
 	return st.Blocks * 512, pathError("lstat", path, err)
 }
 
-// FreeBytes returns what an ordinary user may still write into the directory's file system.
+// FreeBytes returns the free bytes of the directory's file system for an ordinary user.
 func FreeBytes(dir string) (int64, error) {
 	var st unix.Statfs_t
 	err := unix.Statfs(dir, &st)
@@ -213,10 +213,9 @@ func FreeBytes(dir string) (int64, error) {
 // Owner returns the user that a file belongs to.
 func Owner(info os.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }
 
-// FS is the seam to the file system: every call that changes something, can
-// lose something or can bring bytes that are wrong. OS is the real one; tests
-// put one around it that fails, stops or forgets what was not synced. Files
-// are real files in both cases, for their descriptors are sent to clients.
+// FS has the calls to the file system that can change, lose or corrupt data. OS is the real one;
+// tests wrap it to fail, stop or lose unsynced data. Files are real files in both cases, because
+// their descriptors are sent to clients.
 //
 // Paths are absolute or relative to the working directory; errors are those of package os.
 type FS interface {
@@ -224,9 +223,9 @@ type FS interface {
 	Mkdir(path string) error
 	// ReadDir gives the sorted names in a directory.
 	ReadDir(path string) ([]string, error)
-	// Create makes a file for reading and writing, mode 0600. It never opens what is there already.
+	// Create makes a file for reading and writing, mode 0600. It fails if the file exists.
 	Create(path string) (*os.File, error)
-	// Open opens for reading, follows no link at the end of path, and does not wait at a FIFO.
+	// Open opens for reading, follows no link at the end of path, and does not block on a FIFO.
 	Open(path string) (*os.File, error)
 	// OpenWrite opens an existing file for reading and writing.
 	OpenWrite(path string) (*os.File, error)
@@ -242,12 +241,12 @@ type FS interface {
 	// Sync makes the bytes and the size of f durable.
 	Sync(f *os.File) error
 
-	// Link gives a file a further name, and never replaces what has that name.
+	// Link links a file to another name, and fails if that exists.
 	Link(from, to string) error
 	// LinkAt is Link into an open directory.
 	LinkAt(from string, dir *os.File, name string) error
 	UnlinkAt(dir *os.File, name string) error
-	// Rename replaces what has the name to.
+	// Rename replaces an existing file.
 	Rename(from, to string) error
 	Remove(path string) error
 	// SyncDir makes the names in a directory durable.
@@ -311,7 +310,7 @@ func (OS) SyncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// writeZeros is Allocate where the file system cannot do it by itself.
+// writeZeros is Allocate for file systems that do not support it.
 func writeZeros(f *os.File, size int64) error {
 	zeros := make([]byte, 256<<10)
 	for at := int64(0); at < size; at += int64(len(zeros)) {

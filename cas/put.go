@@ -15,8 +15,8 @@ import (
 	"syscall"
 )
 
-// Put stores the bytes of r, and returns their digest and number when they are durable. A blob that
-// is there already is kept, if its bytes are right.
+// Put stores the bytes of r, and returns their digest and number when they are durable. An existing
+// intact blob is kept.
 func (h *Hold) Put(ctx context.Context, r Source) (Digest, int64, error) {
 	d, err := h.putCopy(ctx, func(to *os.File) (Digest, error) {
 		return h.s.copyFrom(ctx, to, r, r.Size())
@@ -28,9 +28,9 @@ func (h *Hold) Put(ctx context.Context, r Source) (Digest, int64, error) {
 }
 
 // PutFile stores the bytes of the file f, which stays as it is, and returns their digest and length
-// when they are durable. It reads through the descriptor at offsets of its own, and shares the
-// bytes where the file system can. It hashes the store's copy. ErrChanged: the size or the
-// time of the last change was another afterwards.
+// when they are durable. It reads at explicit offsets, and clones the bytes if the file system can.
+// It hashes the store's copy. It fails with ErrChanged if the size or times of f changed in the
+// meantime.
 func (h *Hold) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
 	before, err := StampOf(f)
 	if err == nil {
@@ -52,7 +52,7 @@ func (h *Hold) PutFile(ctx context.Context, f *os.File) (Digest, int64, error) {
 	return d, before.Size, nil
 }
 
-// putCopy makes a blob of what write copies into a new file, and hashes.
+// putCopy makes a blob from a new file that write fills and hashes.
 func (h *Hold) putCopy(ctx context.Context, write func(*os.File) (Digest, error)) (Digest, error) {
 	f, path, err := h.s.stage()
 	if err != nil {
@@ -69,10 +69,9 @@ func (h *Hold) putCopy(ctx context.Context, write func(*os.File) (Digest, error)
 
 // AdoptHashed makes the staged file at path a blob without copying it, and returns its digest and
 // length when it is durable. The file has to be on the store's file system and its writer has to be
-// done. If a process could still write it, it is copied instead. Either way path
-// is gone afterwards; after an error it is there still, unless its bytes could not be synced. A
-// file that is still as it was when HashAhead or CopyAhead hashed it is not hashed again; of others
-// known is the zero Hashed.
+// done. If a process could still write it, it is copied instead. In both cases path is removed, but
+// after an error it still exists, unless its bytes could not be synced. known is the result of
+// HashAhead or CopyAhead, or zero; an unchanged file is not hashed again.
 func (h *Hold) AdoptHashed(ctx context.Context, path string, known Hashed) (Digest, int64, error) {
 	f, err := h.s.fs.Open(path)
 	if err != nil {
@@ -121,7 +120,7 @@ func unchanged(f *os.File, before Stamp) error {
 	return nil
 }
 
-// stage makes an empty file under a name that is no blob's.
+// stage makes an empty file with a temporary name.
 func (s *Store) stage() (*os.File, string, error) {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -132,8 +131,8 @@ func (s *Store) stage() (*os.File, string, error) {
 
 var errOtherFileSystem = errors.New("staged on another file system")
 
-// commit gives the staged file f at path its name, durably, and removes path.
-// The order is what the whole store rests on:
+// commit links the staged file f at path to its name, durably, and removes path. The durability of
+// the store depends on this order:
 //
 //  1. data synced: from here on the bytes survive a power cut;
 //  2. linked, without replacing: from here on Open finds them. A crash before
@@ -141,15 +140,15 @@ var errOtherFileSystem = errors.New("staged on another file system")
 //  3. directory synced: from here on the name survives a power cut, and only then
 //     may the caller acknowledge the blob.
 //
-// A staged file that is adopted, and so a caller's, stays after an error, unless it is the sync
-// that failed. The blob is kept from step 2 on.
+// After an error an adopted staged file, which is the caller's, remains unless the sync failed. The
+// hold protects the blob from step 2 on.
 //
 // After a failed sync it is unknown which bytes are on the disk, and a second sync would succeed
 // without writing them. Therefore the file is removed, and the next Put writes a new one.
 func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest,
 	adopted bool) (err error) {
 	s := h.s
-	keep := false // path is the caller's, and sound
+	keep := false // path is the caller's, and intact
 	defer func() {
 		if err == nil || keep {
 			return
@@ -186,7 +185,7 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest,
 		return err
 	}
 	if !made {
-		return nil // the blob that was there has its own stamp
+		return nil // the existing blob has its own stamp
 	}
 	stamp, err := StampOf(f)
 	if err != nil {
@@ -196,8 +195,8 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest,
 	return nil
 }
 
-// linkNew links path to the blob's name, unless a sound blob has it already. A damaged one is
-// set aside: its bytes are here again. The blob's lock is held.
+// linkNew links path to the blob's name, unless an intact blob exists. It quarantines a damaged
+// one, which this file replaces. The caller holds the blob's lock.
 func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) (made bool,
 	err error) {
 	if err := s.shards.Make(d[0], false); err != nil {
@@ -211,7 +210,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 		case errors.Is(err, syscall.EXDEV):
 			return false, errOtherFileSystem
 		case errors.Is(err, fs.ErrNotExist):
-			// The directory was deleted behind our back.
+			// A user has deleted the directory.
 			if err := s.shards.Make(d[0], true); err != nil {
 				return false, err
 			}
@@ -233,9 +232,8 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 	return false, err
 }
 
-// IsUnsound reports whether err, of opening or verifying a blob, says that what
-// has its name is no good: other bytes, no regular file, or one that cannot be
-// read. All other errors say nothing about it, nor does ErrNotFound.
+// IsUnsound reports whether err, of opening or verifying a blob, means that the file is bad: other
+// bytes, not a regular file, or unreadable. Other errors, and ErrNotFound, do not.
 func IsUnsound(err error) bool {
 	var corrupt *CorruptError
 	return errors.As(err, &corrupt) || errors.Is(err, errNotRegular) ||
@@ -265,10 +263,10 @@ type Hold struct {
 	s *Store
 
 	mu   sync.Mutex // guards kept
-	kept []Digest   // as often as it was kept
+	kept []Digest   // once for each call that kept it
 }
 
-// Hold begins to keep blobs. The caller releases it.
+// Hold returns a Hold without blobs. The caller releases it.
 func (s *Store) Hold() *Hold { return &Hold{s: s} }
 
 // Source is what Put reads.
@@ -277,7 +275,7 @@ type Source interface {
 	Size() int64
 }
 
-// Keep keeps a blob that is there already, and reports whether it is.
+// Keep protects an existing blob, and reports whether it exists.
 func (h *Hold) Keep(ctx context.Context, d Digest) (bool, error) {
 	unlock, err := h.s.locks.Lock(ctx, d)
 	if err != nil {
@@ -299,7 +297,7 @@ func (h *Hold) Kept() []Digest {
 	return slices.Compact(out)
 }
 
-// Release lets them go. It may be called more than once.
+// Release ends the protection. It may be called more than once.
 func (h *Hold) Release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

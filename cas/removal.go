@@ -19,15 +19,15 @@ import (
 // used by one goroutine, which calls Sync at the end.
 type Removal struct {
 	s    *Store
-	dirs map[byte]Digest // that are to be synced, with one of the blobs in each
+	dirs map[byte]Digest // directories to sync, with one of the blobs in each
 }
 
-// Removal begins to remove blobs.
+// Removal returns an empty batch.
 func (s *Store) Removal() *Removal { return &Removal{s: s, dirs: make(map[byte]Digest)} }
 
 // RemoveUnless removes the blob, durably when Sync returns, unless it is held or needed reports a
-// reference to it. needed is called while no caller can begin to hold the blob. A blob that is not
-// there is no error.
+// reference to it. needed is called while no caller can begin to hold the blob. A missing blob is
+// no error.
 func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed bool, err error) {
 	s := r.s
 	unlock, err := s.locks.Lock(context.Background(), d)
@@ -52,12 +52,13 @@ func (r *Removal) RemoveUnless(d Digest, needed func() (bool, error)) (removed b
 	if err != nil && !absent {
 		return false, s.nameError(d, err)
 	}
-	r.dirs[d[0]] = d // absent or not: an earlier call may have got no further than to unlink it
+	// also for a missing one, because an earlier call may have unlinked it without a sync
+	r.dirs[d[0]] = d
 	return !absent, nil
 }
 
-// Sync makes durable what was removed. After an error some of it may come back
-// after a crash; the next one tries that again.
+// Sync makes the removals durable. After an error some blobs may come back after a crash; the next
+// Sync retries.
 func (r *Removal) Sync() (err error) {
 	var blobs []Digest
 	var paths []string

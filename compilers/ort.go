@@ -27,8 +27,8 @@ type ORTOptions struct {
 	Worker string // path of epcached-ort; empty: beside the running program
 	Limits Limits
 	Log    *slog.Logger // nil: no log
-	// User, unless nil, is the user that workers run as. Models and graphs must be readable, and
-	// all directories above a job's accessible, for it.
+	// User, unless nil, is the user that workers run as. It must be able to read models and graphs,
+	// and to enter all directories above a job's.
 	User *Credential
 	// Socket is of the unit that starts workers, with User from UnitCredential; "": workers are
 	// children of this process.

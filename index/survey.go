@@ -11,8 +11,8 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Brief is what it takes to decide about a build's space: some hundred bytes,
-// where the whole record has thousands.
+// Brief has the fields of a build that decisions about space need. It takes about a hundred bytes,
+// where the whole record takes thousands.
 type Brief struct {
 	ID             BuildID
 	RequestKey     RequestKey
@@ -21,35 +21,35 @@ type Brief struct {
 	Put            bool
 	EP             string     // the first execution provider
 	ModelName      string     // cut at 255 bytes
-	ModelDigest    cas.Digest // of a group, of its first model
+	ModelDigest    cas.Digest // for a group, the first model's
 	Created        time.Time
 	CompileSeconds float64
 	LogicalBytes   int64 // of its files and its copied source model
 	Use            Usage
-	Viewed         bool     // it has a view, or had one once
+	Viewed         bool     // it has or had a view
 	Blobs          []uint32 // each once, as an index into Survey.Blobs
 
 	manifest int64 // bytes on disk of its manifest
 }
 
-// Blob is what a survey says of one blob.
+// Blob is one blob of a survey.
 type Blob struct {
 	Size, Disk int64  // bytes: of the content, and on the disk
 	Needs      uint32 // builds that need it
 }
 
-// Survey is the whole store, briefly. It is no snapshot: what was published or retracted while it
-// was made may be in it or not, but what it says of a blob that is needed is never too little.
+// Survey has the briefs of all builds, and their blobs. It is no snapshot: it may or may not have
+// builds that were published or removed while it was made, but the bytes and needs of needed blobs
+// are never too low.
 type Survey struct {
 	Builds []Brief
 	Blobs  []Blob
-	// indices in Blobs of the requested ones, as far as builds need them
+	// At has the indices in Blobs of the requested blobs that builds need.
 	At map[cas.Digest]uint32
 }
 
 // Survey reads the whole store, page by page. It returns the positions of the blobs in at, and
-// keeps no digest of the others, because there may be millions. progress is called now and then,
-// see Progress; it may be nil.
+// keeps no digest of the others, because there may be millions. progress may be nil.
 func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{},
 	progress Progress) (*Survey, error) {
 	if err := x.rows.flush(); err != nil {
@@ -59,11 +59,12 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{},
 	if err != nil {
 		return nil, err
 	}
-	// at once, with some more that come meanwhile: growing, it would be copied again and again
+	// allocated at once, with spare space for builds that are added meanwhile, because growing
+	// would copy it repeatedly
 	n := space.Builds + space.Builds/64
 	s := &Survey{Builds: make([]Brief, 0, n), At: make(map[cas.Digest]uint32, len(at))}
-	of := make(map[BuildID]uint32, n) // the index of each
-	texts := make(map[string]string)  // each is kept once
+	of := make(map[BuildID]uint32, n) // index in Builds
+	texts := make(map[string]string)  // equal texts share memory
 	retracting := x.retracting()
 	err = x.db.rows(ctx, bucketBriefs, func(key, value []byte) error {
 		b, err := decodeBrief(key, value, texts)
@@ -101,9 +102,9 @@ func (x *Index) Survey(ctx context.Context, at map[cas.Digest]struct{},
 	return s, nil
 }
 
-// EachBrief calls fn with what is known briefly of every build with an id after
-// this one, in order of ids, without use, view and blobs, and stops at fn's first error, which it
-// returns. fn must not keep what it gets; it may call any method.
+// EachBrief calls fn with the brief of every build with an id after this one, in order of ids,
+// without use, view and blobs, and stops at fn's first error, which it returns. fn must not keep
+// its argument; it may call any method.
 func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) error) error {
 	texts := make(map[string]string)
 	return x.db.rowsFrom(ctx, bucketBriefs, nil, after[:], func(key, value []byte) error {
@@ -120,7 +121,7 @@ func (x *Index) EachBrief(ctx context.Context, after BuildID, fn func(*Brief) er
 func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint32,
 	at map[cas.Digest]struct{}, retracting map[BuildID]bool, progress Progress) error {
 	type need struct{ build, blob uint32 }
-	// a graph and a context binary, mostly
+	// most builds have a graph and a context binary
 	needs := make([]need, 0, 2*len(s.Builds)+len(s.Builds)/4)
 	s.Blobs = make([]Blob, 0, cap(needs))
 	counts := make([]uint32, len(s.Builds)+1)
@@ -142,7 +143,7 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint3
 			return nil
 		}
 		s.Blobs[len(s.Blobs)-1].Needs++
-		if build, ok := of[n.Build]; ok { // else it was published meanwhile
+		if build, ok := of[n.Build]; ok { // otherwise it was published in the meantime
 			needs = append(needs, need{build, uint32(len(s.Blobs) - 1)})
 			counts[build+1]++
 		}
@@ -155,7 +156,7 @@ func (x *Index) surveyBlobs(ctx context.Context, s *Survey, of map[BuildID]uint3
 		counts[i+1] += counts[i]
 	}
 	flat := make([]uint32, len(needs))
-	// counts[i] goes from the first place of build i to that of the next one
+	// counts[i] advances from the first position of build i to that of the next build
 	for _, n := range needs {
 		flat[counts[n.build]] = n.blob
 		counts[n.build]++
@@ -202,7 +203,7 @@ func encodeBrief(b *Brief) []byte {
 
 const briefHead = 2*32 + 4*8 + 4 + 1 + 1
 
-// decodeBrief keeps equal texts once.
+// decodeBrief decodes a brief. Equal texts share memory in texts.
 func decodeBrief(key, v []byte, texts map[string]string) (Brief, error) {
 	bad := &DamageError{File: "index.db", Reason: "a brief record that is invalid"}
 	b := Brief{}
@@ -225,7 +226,7 @@ func decodeBrief(key, v []byte, texts map[string]string) (Brief, error) {
 	return b, nil
 }
 
-// logicalBytes splits off a text behind its length.
+// logicalBytes splits off a text that is preceded by its length.
 func logicalBytes(b []byte) (text, rest []byte, ok bool) {
 	if len(b) == 0 || len(b) < 1+int(b[0]) {
 		return nil, nil, false
@@ -252,15 +253,14 @@ func briefRow(tx *bbolt.Tx, id BuildID) (Brief, error) {
 	return decodeBrief(id[:], v, nil)
 }
 
-// UserSpace is what the builds take that a user asked for. A build counts in
-// full, whatever it shares.
+// UserSpace has the bytes of the builds that a user requested. Shared bytes count for each build.
 type UserSpace struct {
 	LogicalBytes int64
-	PutBytes     int64 // of those that the user compiled and put
+	PutBytes     int64 // of builds that the user put
 	Builds       uint64
 }
 
-// with counts a build more, or with a sign of -1 one less.
+// with returns the sums with a build added, or with sign -1 subtracted.
 func (u UserSpace) with(b *Brief, sign int64) UserSpace {
 	u.LogicalBytes += sign * b.LogicalBytes
 	if b.Put {
@@ -270,7 +270,7 @@ func (u UserSpace) with(b *Brief, sign int64) UserSpace {
 	return u
 }
 
-// changeUser counts a build to its user, or with a sign of -1 takes it off.
+// changeUser adds a build to its user's sums, or with sign -1 subtracts it.
 func changeUser(tx *bbolt.Tx, b *Brief, sign int64) error {
 	key := binary.BigEndian.AppendUint32(nil, b.UID)
 	v, err := get(tx, bucketUsers, key)
@@ -278,14 +278,14 @@ func changeUser(tx *bbolt.Tx, b *Brief, sign int64) error {
 		return err
 	}
 	var u UserSpace
-	decodeRow(v, &u) // of none: zero
+	decodeRow(v, &u) // zero without a row
 	if u = u.with(b, sign); u.Builds == 0 {
 		return drop(tx, bucketUsers, key)
 	}
 	return put(tx, bucketUsers, key, encodeRow(u))
 }
 
-// Users returns what each user takes.
+// Users returns the sums of each user.
 func (x *Index) Users(ctx context.Context) (map[uint32]UserSpace, error) {
 	out := make(map[uint32]UserSpace)
 	err := x.db.rows(ctx, bucketUsers, func(key, value []byte) error {

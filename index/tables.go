@@ -20,7 +20,7 @@ const maxMemos = 1 << 16
 type Memos struct {
 	table Table
 	now   func() time.Time
-	saved atomic.Int64 // since old memos were last dropped
+	saved atomic.Int64 // memos saved since old ones were last dropped
 }
 
 // Get returns the value that Save saved under the key, unless it was lost.
@@ -42,7 +42,7 @@ func (m *Memos) dated(value []byte) []byte {
 	return append(encodeNumbers(uint64(m.now().Unix())), value...)
 }
 
-// SaveNow is Save, durably when it returns. On a full disk it takes of the reserve.
+// SaveNow is Save, durably when it returns. On a full disk it uses the reserve.
 func (m *Memos) SaveNow(key, value []byte) error {
 	row := m.dated(value)
 	return m.table.rows.db.reserve.Use(func() error { return m.table.SaveNow(key, row) })
@@ -98,7 +98,7 @@ type Uses struct {
 	latest map[BuildID]Usage
 }
 
-// clockSlack is how much later than now a build may have been used before the clock is to blame.
+// clockSlack is how far in the future a last use may be before it counts as a wrong clock.
 const clockSlack = 24 * time.Hour
 
 // Add counts hits of a build, the latest at the time at, and the compile time that they saved.
@@ -159,10 +159,10 @@ func (us *Uses) usageLocked(id BuildID) Usage {
 	return u
 }
 
-// Counters are of the whole store, since the database was made.
+// Counters counts events of the whole store since the database was made.
 type Counters struct {
 	table   Table
-	mu      sync.Mutex // guards the next two
+	mu      sync.Mutex // guards the next two fields
 	counts  map[string]uint64
 	unsaved map[string]bool
 }
@@ -220,7 +220,7 @@ func (t Table) SaveNow(key, value []byte) error {
 	return t.rows.putNow(t.bucket, key, value)
 }
 
-// Drop forgets a row within seconds: after a crash it may be there again.
+// Drop removes a row within seconds. After a crash it may exist again.
 func (t Table) Drop(key []byte) { t.rows.drop(t.bucket, key) }
 
 // Each calls fn with the rows, in the order of their keys; on a full disk those that cannot be
@@ -250,7 +250,7 @@ func (t Table) Each(ctx context.Context, fn func(key, value []byte) error) error
 	return err
 }
 
-// All returns the rows by their keys, at most as many as the table is meant to have.
+// All returns the rows by their keys, at most t.most.
 func (t Table) All() (map[string][]byte, error) {
 	rows := make(map[string][]byte)
 	err := t.Each(context.Background(), func(key, value []byte) error {

@@ -9,8 +9,7 @@ import (
 	"github.com/epcached/epcached/index/manifestpb"
 )
 
-// Tombstone is the record of a build that was collected: why, and what it costs to compile it
-// again.
+// Tombstone is the record of an evicted build: why it was evicted, and how long it took to compile.
 type Tombstone struct {
 	BuildID        BuildID
 	RequestKey     RequestKey
@@ -20,16 +19,16 @@ type Tombstone struct {
 	Scope          string // which users may see it, as of the build
 	At             time.Time
 	Reason         string
-	Bytes          int64   // that it freed
-	CompileSeconds float64 // that it takes to have it back
+	Bytes          int64   // bytes that its removal freed
+	CompileSeconds float64 // time of its compile
 	LastUsed       time.Time
 	ForBudget      bool // evicted to keep to the budget, not by request or for another bound
 }
 
-// maxTombstones bounds what is remembered; the oldest go. One takes some 400 bytes.
+// maxTombstones bounds the tombstones, of which the oldest are dropped. One takes about 400 bytes.
 const maxTombstones = 4 << 10
 
-// addTombstone keeps memory within bounds without moving all tombstones every time.
+// addTombstone appends a tombstone, and bounds the memory without moving all of them each time.
 func (j *Journal) addTombstone(one Tombstone) {
 	if len(j.tombstones) >= 2*maxTombstones {
 		j.tombstones = j.tombstones[len(j.tombstones)-maxTombstones:]
@@ -37,8 +36,8 @@ func (j *Journal) addTombstone(one Tombstone) {
 	j.tombstones = append(j.tombstones, one)
 }
 
-// addTombstones makes the tombstones of builds durable that are about to be retracted: a crash
-// between the two leaves tombstones of builds that are there, which the next Open drops.
+// addTombstones makes the tombstones of builds durable that are about to be retracted: a crash in
+// between leaves tombstones of existing builds, which the next Open drops.
 func (j *Journal) addTombstones(list []*Change) {
 	var buried []*Change
 	var records []*manifestpb.Record
@@ -65,8 +64,8 @@ func (j *Journal) addTombstones(list []*Change) {
 	}
 }
 
-// dropTombstone forgets the tombstone of a build that stays after all. The file need not say so:
-// the tombstone of a build that is there means nothing.
+// dropTombstone drops the tombstone of a build that was not removed after all. It writes no record,
+// because a tombstone of an existing build is ignored.
 func (j *Journal) dropTombstone(id BuildID) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -75,8 +74,8 @@ func (j *Journal) dropTombstone(id BuildID) {
 	})
 }
 
-// Tombstones returns what is still known of builds that were collected, oldest first: some 4,000 at
-// least, and never more than twice as many. match may be nil.
+// Tombstones returns the kept tombstones, oldest first. The latest 4,000 are always kept, and at
+// most twice as many. match may be nil.
 func (j *Journal) Tombstones(match func(*Tombstone) bool) []Tombstone {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// RequestKey is the digest of a request's canonical record: everything an
-// application asks for that can change the artefact's bytes.
+// RequestKey is the digest of a request's canonical record: all parts of a request that can change
+// the artefact's bytes.
 type RequestKey [32]byte
 
 // String returns the key as 64 lower-case hexadecimal digits.
 func (k RequestKey) String() string { return hex.EncodeToString(k[:]) }
 
-// BuildKey is the request key and what makes the build: EP library, SDK
-// version, hardware architecture, route.
+// BuildKey is a digest of the request key and of what makes the build: EP library, SDK version,
+// hardware architecture and route.
 type BuildKey [32]byte
 
 // String returns the key as 64 lower-case hexadecimal digits.
@@ -53,8 +53,8 @@ type File struct {
 	Digest cas.Digest
 }
 
-// EPFacts is what is known of one execution provider that made a build, in the order of the
-// request. SDK version, hardware and compatibility string are what the build's own graphs state.
+// EPFacts has the facts about one execution provider that made a build. SDK version, hardware and
+// compatibility string are those that the build's own graphs state.
 type EPFacts struct {
 	Name, Version, Library string
 	LibraryDigest          cas.Digest
@@ -63,7 +63,7 @@ type EPFacts struct {
 	CompatibilityString    string
 	DriverVersion          string
 	Devices                []string
-	TookNone               bool // it took no node of the model, and states nothing
+	TookNone               bool // it took no node of the model, so it states no facts
 }
 
 // Build is one compiled result: the whole record that its manifest holds. A Build that the index
@@ -74,7 +74,7 @@ type Build struct {
 	BuildKey    BuildKey
 	Scope       string // "shared" or "uid:1000"
 	UID         uint32 // the user that requested the compile
-	Put         bool   // UID compiled it, with libraries of its own, and put it, or imported it
+	Put         bool   // UID compiled it with its own libraries and put it, or imported it
 	ModelDigest cas.Digest
 	ModelName   string // see package modelname
 	ModelPath   string // where the client found it; "": not known
@@ -98,34 +98,35 @@ type Build struct {
 	Warnings       []string
 
 	Source Source
-	// of a weight-sharing group: all of them in order, the first is the model above; else none
+	// Members has all models of a group in order, the first being the model above.
 	Members []Member
 
-	// the path of the layer that has it; "": this store does. Not in manifests
+	// Layer is the path of the layer that has the build; "": this store. It is not in manifests.
 	Layer     string
-	Imported  Imported // zero: it was made on this machine
-	Converted Origin   // zero: it was compiled
-	// the tolerance that its output was compared with the source model's at; 0: it was not
+	Imported  Imported // zero: made on this machine
+	Converted Origin   // zero: not converted
+	// VerifiedOutput is the tolerance within which its outputs equal the source model's; 0: not
+	// compared.
 	VerifiedOutput float64
 }
 
-// Imported says where a build of another machine is from.
+// Imported is the origin of a build from another machine.
 type Imported struct {
 	Key      string   // id of the key that signed it
 	Manifest [32]byte // SHA-256 of its OCI manifest
-	Builder  string   // what the signature calls the machine that made it
+	Builder  string   // name of the machine that made it, in the signature
 	Remote   string   // that the daemon fetched it from; "": a user imported it
 }
 
-// Origin names the build that a build is the other form of: the one with a
-// context binary beside its graph, the other with it inside. It may be gone.
+// Origin is the build that a build was converted from, from embedded to sidecar or back. It may not
+// exist any more.
 type Origin struct {
 	ID       BuildID
 	BuildKey BuildKey
 	Created  time.Time
 }
 
-// Compiled is when the compiler made the build, or what it was converted from.
+// Compiled returns when the compiler made the build, or the one it was converted from.
 func (b *Build) Compiled() time.Time {
 	if !b.Converted.ID.IsZero() {
 		return b.Converted.Created
@@ -133,13 +134,13 @@ func (b *Build) Compiled() time.Time {
 	return b.Created
 }
 
-// Maker is the first execution provider that took nodes of the model.
+// Maker returns the first execution provider that took nodes of the model.
 func (b *Build) Maker() *EPFacts {
 	return &b.EPs[max(0, slices.IndexFunc(b.EPs, func(ep EPFacts) bool { return !ep.TookNone }))]
 }
 
-// Blobs returns every blob that the build refers to: its files, and those of
-// its kept source, which have names of no files.
+// Blobs returns every blob that the build refers to: its files, and those of its kept source, which
+// are not files of the artefact.
 func (b *Build) Blobs() []File { return slices.Concat(b.Files, b.sources()) }
 
 // DistinctBlobs returns the blobs of a build, each once, with their sizes.
@@ -162,13 +163,14 @@ type Source struct {
 	Why      string            // it is not kept; "": not known
 	Path     string            // of a reference: the graph's path, absolute
 	External map[string]string // of a reference: absolute paths, by location
-	// of a copy: the graph, without a name, then external data with its location as name
+	// Files has, for a copy, the graph without a name, then external data with its location as
+	// name.
 	Files []File
 }
 
 // How a source model is kept.
 const (
-	SourceReference = "reference" // it stays where it is, and may change there
+	SourceReference = "reference" // the user's file, which may change
 	SourceCopy      = "copy"      // its bytes are blobs
 )
 
@@ -176,10 +178,10 @@ const (
 const (
 	Current  = "current"
 	Withheld = "withheld" // not served, until it is judged again
-	Damaged  = "damaged"  // not served: bytes of it are not what they were
+	Damaged  = "damaged"  // not served: its bytes have changed
 )
 
-// State says whether a build may be served. A build that nothing is known against is Current.
+// State says whether a build may be served. A build without a problem is Current.
 type State struct {
 	Name   string
 	Reason string
@@ -192,7 +194,7 @@ type Event struct {
 	At         time.Time
 	Kind       string     // "compiled", "failed", "retracted", ...
 	RequestKey RequestKey // zero: of the machine
-	BuildID    BuildID    // zero where no build is meant
+	BuildID    BuildID    // zero: about no build
 	Text       string
 
 	BuildKey  BuildKey
@@ -201,21 +203,21 @@ type Event struct {
 	Scope     string // which users may see it, as of a build
 	By        string // the user that caused it, "uid:1000", where Scope does not say it
 
-	Sequence uint64 // counts the events since Open, from 1; 0: of before. Not kept
+	Sequence uint64 // counts the events since Open, from 1; 0: an earlier event; not stored
 }
 
-// Space is what the index knows of the store's size.
+// Space has the sums of sizes over all builds.
 type Space struct {
 	LogicalBytes int64  // every file of every build, copies of source models included
 	UniqueBytes  int64  // every blob once, by its size
 	Entries      uint64 // request keys
 	Builds       uint64
 
-	DiskBytes     int64 // every blob once, in whole blocks, as the file system said when it came
+	DiskBytes     int64 // every blob once, in whole blocks, as measured when it was stored
 	ManifestBytes int64 // the same for the manifests
 }
 
-// Finding is one thing that Check did not find as it should be.
+// Finding is one problem that Check found.
 type Finding struct {
 	Kind   string // "damaged", "newer", "missing", "leftover", "foreign"
 	Object string // a path below the state directory, or a build id

@@ -14,19 +14,20 @@ import (
 
 // writeBehind holds the rows that may be lost: memo, stamps, views, use, counters, failures,
 // sketches, shares. Writes stay in memory until the next flush, so that none of them costs a
-// transaction, and reads are answered from memory as far as that goes.
+// transaction, and reads are answered from memory if possible.
 type writeBehind struct {
 	db    *database
 	cache *memo.CostCache[rowKey, []byte]
-	wake  func()        // there is something to flush
-	full  chan struct{} // asks for a flush before its time
-	// called by each flush first: they put the rows that are values until then
+	wake  func()        // requests a flush
+	full  chan struct{} // requests an early flush
+	// beforeFlush functions are called first by each flush, to put rows that are kept as values
+	// until then.
 	beforeFlush []func()
 
 	flushing sync.Mutex // one flush at a time; taken before mu
 
 	mu      sync.Mutex        // guards pending; taken before the cache's
-	pending map[rowKey][]byte // not written yet; nil: to be removed
+	pending map[rowKey][]byte // unwritten values; nil: to be removed
 }
 
 type rowKey struct {
@@ -37,7 +38,7 @@ type rowKey struct {
 const (
 	rowCacheBytes = 4 << 20
 	rowOverhead   = 160      // memory for a row besides key and value
-	maxPending    = 8 << 10  // rows; half of it asks for a flush
+	maxPending    = 8 << 10  // rows; half of it requests a flush
 	flushPage     = 1 << 9   // rows a transaction
 	maxCachedRow  = 64 << 10 // key and value
 )
@@ -65,7 +66,7 @@ func (s *writeBehind) get(bucket, key []byte) ([]byte, bool) {
 		return slices.Clone(v), err
 	})
 	if err != nil || v == nil {
-		return nil, false // what cannot be read is as good as lost, which it may be
+		return nil, false // an unreadable row counts as lost
 	}
 	s.cache.Fill(drops, k, v, rowOverhead+len(key)+len(v))
 	return v, true
@@ -82,8 +83,8 @@ func (s *writeBehind) put(bucket, key, value []byte) error {
 	return nil
 }
 
-// putNow is put, durably when it returns. No flush runs meanwhile, and a removal that comes before
-// the transaction is written, because a value from before a removal must not be written after it.
+// putNow is put, durably when it returns. It excludes flushes, and writes a pending removal first,
+// because a value from before a removal must not be written after it.
 func (s *writeBehind) putNow(bucket, key, value []byte) error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()
@@ -99,7 +100,7 @@ func (s *writeBehind) putNow(bucket, key, value []byte) error {
 		} else if ok {
 			return put(tx, bucket, key, newest)
 		}
-		return put(tx, bucket, key, value) // it was taken out of pending because that is full
+		return put(tx, bucket, key, value) // it was dropped from pending because that is full
 	})
 }
 
@@ -107,13 +108,13 @@ func (s *writeBehind) drop(bucket, key []byte) {
 	s.enqueue(rowKey{string(bucket), string(key)}, nil)
 }
 
-// enqueue changes what is pending and the cache in one step: else the value of a row that was
+// enqueue changes pending and the cache in one step, because otherwise the value of a row that is
 // dropped at the same time could stay in the cache.
 func (s *writeBehind) enqueue(k rowKey, value []byte) {
 	s.mu.Lock()
 	if _, there := s.pending[k]; !there && len(s.pending) >= maxPending {
-		// Nothing can be written, on a full disk: any other value is lost. Removals are kept,
-		// because a row that should be gone could be wrong.
+		// The disk is full, so another value is dropped. Removals are kept, because an outdated row
+		// could be wrong.
 		for other, v := range s.pending {
 			if v != nil {
 				delete(s.pending, other)
@@ -133,12 +134,13 @@ func (s *writeBehind) enqueue(k rowKey, value []byte) {
 	if half {
 		select {
 		case s.full <- struct{}{}:
-		default: // asked for already
+		default: // requested already
 		}
 	}
 }
 
-// flush writes what is pending, a page a transaction. Rows that cannot be written stay pending.
+// flush writes the pending rows, one page in each transaction. Rows that cannot be written stay
+// pending.
 func (s *writeBehind) flush() error {
 	s.flushing.Lock()
 	defer s.flushing.Unlock()
@@ -165,7 +167,8 @@ func (s *writeBehind) flush() error {
 		s.mu.Lock()
 		for _, k := range part {
 			now, v := s.pending[k], taken[k]
-			if bytes.Equal(now, v) && (now == nil) == (v == nil) { // else it has changed meanwhile
+			// otherwise it has changed in the meantime
+			if bytes.Equal(now, v) && (now == nil) == (v == nil) {
 				delete(s.pending, k)
 			}
 		}

@@ -2,8 +2,8 @@ package journalfile
 
 import "fmt"
 
-// NewerError says that a file was written by a newer epcached, in a format
-// that this one does not know. The file is sound and is left alone.
+// NewerError says that a file was written by a newer epcached, in a format that this one does not
+// know. The file is intact and must not be changed.
 type NewerError struct {
 	File    string
 	Version uint32 // of the format
@@ -14,7 +14,7 @@ func (e *NewerError) Error() string {
 		e.File, e.Version, FormatVersion)
 }
 
-// DamageError says that a file or a row is not what was written.
+// DamageError says that a file or a row is damaged.
 type DamageError struct {
 	File   string
 	Reason string

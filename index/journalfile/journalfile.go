@@ -40,8 +40,8 @@ const (
 	maxRecord        = 64 << 10
 )
 
-// Parse calls fn with every sound record. torn says that the file ends within a record, as
-// after a crash; damage, that sound records follow a bad one, or that the header is bad.
+// Parse calls fn with every valid record. torn reports that the file ends within a record, as after
+// a crash. damage is an error if valid records follow an invalid one, or if the header is invalid.
 func Parse(file []byte, fn func(*manifestpb.Record) error) (torn bool, damage error) {
 	if len(file) < HeaderSize {
 		return false, &DamageError{"journal", "its header is truncated"}
@@ -80,7 +80,7 @@ func Parse(file []byte, fn func(*manifestpb.Record) error) (torn bool, damage er
 	return false, damage
 }
 
-// ParseRecord returns the body of the record that b begins with and the length of the whole, or 0.
+// ParseRecord returns the body of the record at the beginning of b and the record's length, or 0.
 func ParseRecord(b []byte) (body []byte, n int) {
 	if len(b) < RecordHeaderSize || string(b[:4]) != RecordMarker {
 		return nil, 0
@@ -96,7 +96,7 @@ func ParseRecord(b []byte) (body []byte, n int) {
 	return body, RecordHeaderSize + int(size)
 }
 
-// nextRecord returns where the next sound record begins, or -1.
+// nextRecord returns the offset of the next valid record, or -1.
 func nextRecord(file []byte, from int) int {
 	for from < len(file) {
 		i := bytes.Index(file[from:], []byte(RecordMarker))

@@ -1,5 +1,5 @@
-// Package reserve keeps some blocks of the file system for the time when it is full: for what must
-// not fail then. A Reserve may be used by any number of goroutines.
+// Package reserve reserves blocks of the file system for operations that must not fail when it is
+// full, such as removals. A Reserve is safe for concurrent use.
 package reserve
 
 import (
@@ -13,24 +13,25 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Bytes is how large the reserve is: as much as a rewritten journal takes, nearly always.
+// Bytes is the size of the reserve, which nearly always suffices for a rewritten journal.
 const Bytes = 4 << 20
 
-// Piece is given up at a time, because the process that fills the disk may take it first.
+// Piece is how many bytes are freed at a time, because the process that fills the disk may take
+// them first.
 const Piece = Bytes / 4
 
-// Reserve is a file of blocks that hold nothing, for a disk that is full.
-// Without it nothing could be removed there: a tombstone has to be durable before
-// its build goes, and the database writes new pages before it frees old ones.
+// Reserve is a file of unused blocks, for a full disk. Without it no build could be removed there,
+// because its tombstone has to be durable before, and because the database writes new pages before
+// it frees old ones.
 //
-// Its size alone says how much is left, so it needs no sync: after a crash it exists, is shorter,
-// or is missing, and is made again then.
+// Only its size matters, so it needs no sync: if it is shorter or missing after a crash, it is made
+// again.
 type Reserve struct {
 	fs   cas.FS
 	path string
 
 	mu     sync.Mutex // one change at a time
-	warned bool       // that it cannot be made; guarded by mu
+	warned bool       // a failure was logged; guarded by mu
 }
 
 // New returns the reserve of a state directory.
@@ -38,11 +39,11 @@ func New(fsys cas.FS, dir string) *Reserve {
 	return &Reserve{fs: fsys, path: filepath.Join(dir, "reserve")}
 }
 
-// Use calls fn, and again for each piece of the reserve that it needs on a full disk. fn must bear
-// to run again after such an error.
+// Use calls fn. If the disk is full it frees a piece of the reserve and calls fn again, repeatedly.
+// fn must be able to run again after such an error.
 func (r *Reserve) Use(fn func() error) error { return r.use(0, fn) }
 
-// UseSome is Use that leaves the last piece for removals.
+// UseSome is Use, but leaves the last piece for removals.
 func (r *Reserve) UseSome(fn func() error) error { return r.use(Piece, fn) }
 
 func (r *Reserve) use(least int64, fn func() error) error {
@@ -53,7 +54,7 @@ func (r *Reserve) use(least int64, fn func() error) error {
 	}
 }
 
-// freeBlocks gives a piece up, and reports whether there was one above the least.
+// freeBlocks frees a piece, and reports whether there was one above least.
 func (r *Reserve) freeBlocks(least int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,13 +68,13 @@ func (r *Reserve) freeBlocks(least int64) bool {
 	}
 	err = r.fs.Truncate(f, max(0, size-Piece))
 	if err == nil {
-		// some file systems give blocks out again only when it is durable that they were freed
+		// some file systems reuse blocks only after the release is durable
 		err = r.fs.Sync(f)
 	}
 	return errors.Join(err, f.Close()) == nil
 }
 
-// Size is what the reserve has, 0 if it is missing or no file.
+// Size returns the size of the reserve, 0 if it is missing or not a file.
 func (r *Reserve) Size() int64 {
 	info, err := os.Lstat(r.path)
 	if err != nil || !info.Mode().IsRegular() {
@@ -82,7 +83,7 @@ func (r *Reserve) Size() int64 {
 	return info.Size()
 }
 
-// DropHollow removes a reserve without blocks: copies of a store may have lost them.
+// DropHollow removes a reserve without allocated blocks, which a copy of a store may have.
 func (r *Reserve) DropHollow() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,8 +94,8 @@ func (r *Reserve) DropHollow() error {
 	return r.fs.Remove(r.path)
 }
 
-// Replenish makes the reserve whole where free bytes of the disk are enough for that and as much
-// again. After an error the next one tries again, and gives no error for the same.
+// Replenish refills the reserve if free is at least twice its size. After an error, later calls
+// retry and do not report the same error again.
 func (r *Reserve) Replenish(free int64) error {
 	if free < 2*Bytes {
 		return nil
