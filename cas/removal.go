@@ -89,10 +89,9 @@ func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed boo
 
 const parallelSyncs = 16
 
-// SyncDirs is SyncDir of several directories, at the same time: where names have
-// changed in all of them, the first has the file system write its transaction,
-// and the disk flushes its cache once for those that come together,
-// not once for each. The errors are in the order of the paths.
+// SyncDirs syncs several directories at the same time, which is faster: the first sync writes the
+// file system's transaction for all, and concurrent syncs share one flush of the disk's cache. The
+// errors are in the order of the paths.
 func SyncDirs(fsys FS, paths []string) []error {
 	errs := make([]error, len(paths))
 	var all errgroup.Group
@@ -103,20 +102,20 @@ func SyncDirs(fsys FS, paths []string) []error {
 			return nil
 		})
 	}
-	_ = all.Wait() // always nil: each error has its own place
+	_ = all.Wait() // always nil: errors are in errs
 	return errs
 }
 
-// Bounds of the quarantine, which is there to examine damage and must not fill the disk. The newest
-// entry stays whatever its size.
+// Bounds of the quarantine, because files that are kept for examination must not fill the disk. The
+// newest entry is always kept.
 const (
-	maxQuarantined     = 64      // things, each with its note
-	maxQuarantineBytes = 1 << 30 // of all things together
+	maxQuarantined     = 64      // entries, each with a note
+	maxQuarantineBytes = 1 << 30 // of all entries
 )
 
-// SetAside moves the file at path, something of the state directory dir that failed a check, into
-// the quarantine and writes a note why beside it. The oldest things go when there are too many. The
-// caller syncs the directory that the file came from.
+// SetAside moves a damaged file of the state directory dir to quarantine, with a note of the reason
+// beside it. It removes the oldest entries if there are too many. The caller syncs the directory
+// that the file was in.
 func SetAside(fsys FS, dir, path, why string) error {
 	quarantine := filepath.Join(dir, quarantineName)
 	if err := fsys.Mkdir(quarantine); err != nil {
@@ -145,7 +144,7 @@ func trimQuarantine(fsys FS, quarantine string) error {
 		path := filepath.Join(quarantine, names[i])
 		info, err := os.Lstat(path)
 		if err != nil {
-			continue // the quarantine was emptied meanwhile
+			continue // the quarantine was emptied in the meantime
 		}
 		things++
 		bytes += info.Size()

@@ -8,18 +8,18 @@ import (
 	"sync/atomic"
 )
 
-// Shards are the directories 00 to ff in a directory. Each is made with the first file that it
-// gets, durably, because a file is not durable before its directory.
+// Shards are the directories 00 to ff in a directory. Each is made durably with its first file,
+// because a file is not durable before its directory.
 type Shards struct {
 	FS  FS
 	Dir string // their directory
 
-	making sync.Mutex       // held while one is made
-	synced [256]atomic.Bool // their names are durable
+	making sync.Mutex       // held while a shard is made
+	synced [256]atomic.Bool // whether the name is durable
 }
 
-// Open makes the directory, and "incoming" in it. Names of shards that are there are synced at each
-// Open, because the process that made them may have been stopped before it synced them.
+// Open makes the directory, and "incoming" in it. It syncs the names of existing shards, because
+// the process that made them may have ended before it synced them.
 func (s *Shards) Open() error {
 	if err := makeDirs(s.FS, s.Dir, filepath.Join(s.Dir, incomingName)); err != nil {
 		return err
@@ -46,12 +46,11 @@ func (s *Shards) Open() error {
 // Path is a shard's directory.
 func (s *Shards) Path(first byte) string { return filepath.Join(s.Dir, fmt.Sprintf("%02x", first)) }
 
-// Exists reports whether there was such a shard when the directory was opened, or one was made
-// since.
+// Exists reports whether the shard exists, as of Open and Make.
 func (s *Shards) Exists(first byte) bool { return s.synced[first].Load() }
 
-// Make makes a shard durably where that was not done. again means that the shard
-// was deleted since. Calls for an existing shard do not block.
+// Make makes a shard durably, unless it exists. again says that the shard was deleted since. Calls
+// for an existing shard do not block.
 func (s *Shards) Make(first byte, again bool) error {
 	if s.Exists(first) && !again {
 		return nil
@@ -59,7 +58,7 @@ func (s *Shards) Make(first byte, again bool) error {
 	s.making.Lock()
 	defer s.making.Unlock()
 	if s.Exists(first) && !again {
-		return nil // made meanwhile
+		return nil // made in the meantime
 	}
 	s.synced[first].Store(false)
 	err := s.FS.Mkdir(s.Path(first))

@@ -5,12 +5,12 @@
 // replacing, directory synced. A crash at any step leaves at most a temporary file, which the next
 // Open removes; a name in the store never refers to missing or partial bytes.
 //
-// A blob is hashed when it is stored. Afterwards its Stamp is believed: while device, inode, size
-// and times hold, a blob is served without being read; as soon as they differ it is hashed before
+// A blob is hashed when it is stored. Afterwards its Stamp is trusted: while device, inode, size
+// and times are unchanged, a blob is served without being read; if they differ it is hashed before
 // it is served. Changes that the store makes itself (further links for views) renew the stamp.
 //
-// All methods of a Store may be called at the same time. One process has a
-// store open at a time; callers of this package ensure that.
+// A Store is safe for concurrent use. Only one process may have a store open; callers of this
+// package ensure that.
 //
 // Start with Open, Store.Hold, Hold.Put and Store.Open; the layout on disk is described
 // in doc/format.md.
@@ -34,46 +34,46 @@ import (
 type Store struct {
 	dir      string // the state directory
 	objects  string
-	incoming string // blobs that have no name yet
+	incoming string // directory of staged blobs
 	fs       FS
 	stamps   stampCache
 	volatile bool
 
 	shards Shards // the directories of blobs
 
-	// locks orders what happens to one blob: linking, unlinking, hashing,
-	// removing. A blob's lock is taken first; no other lock is held over it.
+	// locks serialises operations on one blob: linking, unlinking, hashing, removing. A blob's lock
+	// is taken before all other locks.
 	locks keyed.Locks[Digest]
 
 	holdsMu sync.Mutex     // guards held; taken last
-	holds   map[Digest]int // how many Holds keep a blob
+	holds   map[Digest]int // number of Holds that protect a blob
 }
 
 // Options of Open.
 type Options struct {
-	Stamps StampBook // nil: stamps live as long as the Store
+	Stamps StampBook // nil: stamps are only in memory
 	FS     FS        // nil: OS
 
-	// Volatile is for blobs that can be made again at any time: nothing is
-	// synced, stamps die with the boot, and a file that does not fit its stamp
-	// is removed instead of hashed. Such a store has no quarantine. See Fill.
+	// Volatile is for blobs that can be made again at any time: files are not synced, stamps are
+	// valid for one boot, and a file that does not match its stamp is removed instead of hashed.
+	// Such a store has no quarantine. See Fill.
 	Volatile bool
 
-	// ReadOnly is for a store that is only read, perhaps on a read-only file
-	// system or another user's: Open makes and removes nothing.
+	// ReadOnly is for a store on a read-only file system, or of another user: Open makes and
+	// removes no files.
 	ReadOnly bool
 }
 
-// The directories below the state directory that a Store owns. Names of mode 0700,
-// for a blob's rights are those of the view that leads to it.
+// The directories below the state directory that a Store owns. They have mode 0700, because views
+// decide which users may read a blob.
 const (
 	objectsName    = "objects"
 	incomingName   = "incoming" // below objects, so that a link never leaves the file system
 	quarantineName = "quarantine"
 )
 
-// Open opens the store in the state directory dir, makes it if there is none, and removes what a
-// crash has left of unfinished work. No other process may use the store meanwhile.
+// Open opens the store in the state directory dir, makes it if there is none, and removes temporary
+// files that a crash has left. No other process may use the store at the same time.
 func Open(dir string, o Options) (*Store, error) {
 	s := &Store{
 		dir:      dir,
@@ -106,7 +106,7 @@ func Open(dir string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// makeDirs makes the directories that are always there.
+// makeDirs makes the fixed directories.
 func (s *Store) makeDirs() error {
 	if err := MakeDir(s.fs, s.dir); err != nil {
 		return err
@@ -132,7 +132,7 @@ func MakeDir(fsys FS, path string) error {
 	}
 	err = fsys.SyncDir(filepath.Dir(path))
 	if there && cannotSync(err) {
-		return nil // its parent belongs to another user, which made and synced it
+		return nil // another user made and synced it, and owns the parent
 	}
 	return err
 }
@@ -163,7 +163,7 @@ func RemoveLeftovers(fsys FS, incoming string) error {
 func (s *Store) directory(d Digest) string { return s.shards.Path(d[0]) }
 func (s *Store) path(d Digest) string      { return filepath.Join(s.directory(d), d.String()) }
 
-// Has reports whether a blob of that digest is there, without a look at its bytes.
+// Has reports whether a blob exists, without checking its bytes.
 func (s *Store) Has(d Digest) bool {
 	_, err := s.Size(d)
 	return err == nil
@@ -184,21 +184,19 @@ func (s *Store) Size(d Digest) (int64, error) {
 // Block is what a file's size is rounded up to on the disk.
 const Block = 4096
 
-// RoundUpToBlock returns what a file of so many bytes takes on the disk, in whole
-// blocks, where that is not known yet, if it has no holes.
+// RoundUpToBlock returns how many bytes a file of this size without holes will take on the disk, in
+// whole blocks.
 func RoundUpToBlock(size int64) int64 { return (size + Block - 1) / Block * Block }
 
-// DiskBytesIn returns what a blob of the store in the state directory dir takes on
-// the disk, in whole blocks. It needs no open store, for the index, which a
-// Store is opened with, wants to know it as well.
+// DiskBytesIn returns the disk bytes, in whole blocks, of a blob of the store in the state
+// directory dir. It needs no open store, because the index needs it before the store is opened.
 func DiskBytesIn(dir string, d Digest) (int64, error) {
 	name := d.String()
 	return DiskBytes(filepath.Join(dir, objectsName, name[:2], name))
 }
 
-// Stamp returns the stamp that the file of a verified blob has had since the
-// store last touched it, from memory: what a hit compares with. False means
-// that nothing is known, and that Verify is needed.
+// Stamp returns the stamp that the file of a verified blob has had since the store last touched it,
+// for comparing it at a hit. It returns false if the stamp is unknown, so that Verify is needed.
 func (s *Store) Stamp(d Digest) (Stamp, bool) { return s.stamps.load(d) }
 
 // Verify is Open without a descriptor.
@@ -210,7 +208,7 @@ func (s *Store) Verify(ctx context.Context, d Digest) error {
 	return f.Close()
 }
 
-// Check hashes the blob whatever its stamp says. Errors are those of Open.
+// Check hashes the blob without relying on its stamp. Errors are those of Open.
 func (s *Store) Check(ctx context.Context, d Digest) error {
 	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
@@ -225,8 +223,8 @@ func (s *Store) Check(ctx context.Context, d Digest) error {
 	return errors.Join(err, f.Close())
 }
 
-// Remove forgets the blob and deletes it, durably. Descriptors and further
-// names of it stay valid. The caller ensures that nothing refers to it.
+// Remove deletes the blob, durably. Descriptors and other links stay valid. The caller ensures that
+// no build needs it.
 func (s *Store) Remove(d Digest) error {
 	unlock, err := s.locks.Lock(context.Background(), d)
 	if err != nil {
@@ -237,9 +235,9 @@ func (s *Store) Remove(d Digest) error {
 	return s.syncRemoved(d, s.fs.Remove(s.path(d)))
 }
 
-// syncRemoved makes it durable that the blob has no name, after err came of taking
-// the name away. It does so also if there was none: an earlier call may have
-// got no further than that, and ErrNotFound has to stay true after a crash.
+// syncRemoved makes the removal of a blob's name durable; err is the error of the removal. It does
+// so also if there was no name, because an earlier removal may not have been synced, and
+// ErrNotFound has to stay true after a crash.
 func (s *Store) syncRemoved(d Digest, err error) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return s.nameError(d, err)
@@ -250,14 +248,14 @@ func (s *Store) syncRemoved(d Digest, err error) error {
 	return s.nameError(d, err)
 }
 
-// SyncName makes the name of a blob durable, for one that was found and not put: a
-// crash may have come before its directory was synced.
+// SyncName makes the name of a blob durable, if it was found and not put, because a crash may have
+// prevented the sync of its directory.
 func (s *Store) SyncName(d Digest) error {
 	return s.nameError(d, s.fs.SyncDir(s.directory(d)))
 }
 
-// Quarantine moves the blob out of the store, with a note why. Views that have
-// a further name of the file keep it: they are the caller's to drop.
+// Quarantine moves the blob out of the store, with a note why. Views that link the file keep it,
+// and the caller has to drop them.
 func (s *Store) Quarantine(d Digest, why string) error {
 	unlock, err := s.locks.Lock(context.Background(), d)
 	if err != nil {
@@ -278,7 +276,7 @@ func (s *Store) quarantine(d Digest, why string) error {
 
 // Walk calls fn with every blob, its length, and the bytes that it takes on the disk, in whole
 // blocks, in order of digests, and stops at fn's first error, which it returns. It reads no blob.
-// Blobs that come or go meanwhile may be given or not.
+// fn may or may not be called with blobs that are added or removed in the meantime.
 func (s *Store) Walk(ctx context.Context, fn func(d Digest, size, disk int64) error) error {
 	return s.each(ctx, func(_ string, d Digest, info fs.FileInfo, ok bool) error {
 		if !ok {
@@ -290,7 +288,7 @@ func (s *Store) Walk(ctx context.Context, fn func(d Digest, size, disk int64) er
 
 func (s *Store) each(ctx context.Context,
 	fn func(path string, d Digest, info fs.FileInfo, ok bool) error) error {
-	// a volatile store, which is asked for its sum again and again, has few of them
+	// reads the names, because a volatile store, which is walked often, has few shards
 	there, err := s.fs.ReadDir(s.objects)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -298,7 +296,7 @@ func (s *Store) each(ctx context.Context,
 	for _, shard := range there {
 		var first [1]byte
 		if ParseHex("directory", shard, first[:]) != nil {
-			continue // incoming, and what is not ours
+			continue // incoming, or a foreign name
 		}
 		dir := filepath.Join(s.objects, shard)
 		names, err := s.fs.ReadDir(dir)
@@ -315,7 +313,7 @@ func (s *Store) each(ctx context.Context,
 			path := filepath.Join(dir, name)
 			info, err := os.Lstat(path)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // removed since we read the directory
+				continue // removed since the directory was read
 			}
 			if err != nil {
 				return err

@@ -19,7 +19,7 @@ import (
 // BLAKE3 is a binary tree over chunks of 1 KiB. A piece is a complete subtree, so pieces can be
 // hashed on any core, in any order, and joined afterwards; the result is the standard digest.
 const (
-	groupSize = guts.MaxSIMD * guts.ChunkSize // what one vector instruction stream hashes
+	groupSize = guts.MaxSIMD * guts.ChunkSize // bytes that one stream of vector instructions hashes
 	// a power of two groups; small enough to stay in the cache of a core
 	pieceSize = 1 << 20
 )
@@ -35,7 +35,7 @@ func WithPieceGate(ctx context.Context, gate PieceGate) context.Context {
 	return context.WithValue(ctx, pieceGateKey{}, gate)
 }
 
-// pieces are shared by everything that hashes: a buffer a core is all that it needs.
+// pieces are shared by everything that hashes: one buffer for each core suffices.
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
 // SumFile returns the digest of the whole file at path.
@@ -52,16 +52,16 @@ func SumFile(ctx context.Context, path string) (Digest, error) {
 	return Sum(ctx, f, 0, info.Size())
 }
 
-// Sum returns the BLAKE3 digest of the n bytes of r that begin at off. Large
-// ranges are hashed on all cores, in 1 MiB for each and 32 bytes for each MiB of n. Fewer
-// than n bytes are io.ErrUnexpectedEOF; ctx is looked at between pieces.
+// Sum returns the BLAKE3 digest of the n bytes of r that begin at off. Large ranges are hashed on
+// all cores, with 1 MiB of memory for each and 32 bytes for each MiB of n. It fails with
+// io.ErrUnexpectedEOF if r is shorter, and checks ctx between pieces.
 func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 	if off < 0 || n < 0 || off > 1<<62 || n > 1<<62 {
 		return Digest{}, fmt.Errorf("hash %d bytes at offset %d: not a range", n, off)
 	}
 	count := max(1, (n+pieceSize-1)/pieceSize)
 	nodes := make([][8]uint32, count) // chaining values of the pieces
-	var only guts.Node                // the piece, if there is one alone
+	var only guts.Node                // the only piece, if there is one
 	var next atomic.Int64             // the piece that the next free worker takes
 	gate, _ := ctx.Value(pieceGateKey{}).(PieceGate)
 	one := func(i int64) error {
@@ -72,7 +72,8 @@ func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 			}
 			defer leave()
 		}
-		buf := pieces.Get().(*[pieceSize]byte) // not before, because many may wait
+		// after the gate, because many goroutines may wait there
+		buf := pieces.Get().(*[pieceSize]byte)
 		defer pieces.Put(buf)
 		at := i * pieceSize
 		part := buf[:min(pieceSize, n-at)]
@@ -95,7 +96,7 @@ func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 				return err
 			}
 			if err := one(i); err != nil {
-				next.Store(count) // the other workers end as well
+				next.Store(count) // so that the other workers end too
 				return err
 			}
 		}

@@ -46,7 +46,8 @@ func (s *Store) stampHolds(d Digest, f *os.File) (Stamp, bool) {
 }
 
 // OpenUnverified opens the blob without reading it, and reports whether its stamp is valid. It is
-// for callers that hash the bytes they make of it. Errors are those of Open but for *CorruptError.
+// for callers that hash the result that they make of it. Errors are those of Open but for
+// *CorruptError.
 func (s *Store) OpenUnverified(d Digest) (f *os.File, verified bool, err error) {
 	if f, err = s.openFile(d); err != nil {
 		return nil, false, err
@@ -55,9 +56,9 @@ func (s *Store) OpenUnverified(d Digest) (f *os.File, verified bool, err error) 
 	return f, verified, nil
 }
 
-// Open returns a descriptor of the blob for reading, after checking that its
-// bytes are right: by its stamp, else by hashing it. The caller closes it.
-// Errors are ErrNotFound, *CorruptError, or whatever the system said.
+// Open returns a descriptor of the blob for reading, after checking that its bytes are right: by
+// its stamp, otherwise by hashing it. The caller closes it. Errors are ErrNotFound, *CorruptError,
+// or the system's.
 func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
 	f, err := s.openFile(d)
 	if err != nil {
@@ -78,7 +79,7 @@ func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
 	return f, err
 }
 
-// openLocked opens and verifies the blob, whose lock is held: its stamp may be new by now.
+// openLocked opens and verifies the blob, whose lock the caller holds.
 func (s *Store) openLocked(ctx context.Context, d Digest) (*os.File, Stamp, error) {
 	f, err := s.openFile(d)
 	if err != nil {
@@ -98,17 +99,17 @@ func (s *Store) openLocked(ctx context.Context, d Digest) (*os.File, Stamp, erro
 	return f, stamp, nil
 }
 
-// verify hashes the blob's file f and keeps its stamp if the bytes are right.
-// The blob's lock is held, so the store itself does not change the stamp
-// meanwhile; others may have unlinked a view by hand, so it tries again.
+// verify hashes the blob's file f and saves its stamp if the bytes are right. The caller holds the
+// blob's lock, so the store does not change the stamp in the meantime. A user may unlink a view,
+// which does, so it retries.
 func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error) {
 	for range 3 {
 		before, err := StampOf(f)
 		if err != nil {
 			return Stamp{}, s.nameError(d, err)
 		}
-		// The process that changed the file may not have synced it. If that cannot
-		// be done here, the stamp is valid for this boot only.
+		// The process that changed the file may not have synced it. If syncing it here fails, the
+		// stamp is valid for this boot only.
 		boot := ""
 		if s.volatile || s.fs.Sync(f) != nil {
 			boot = Boot()
@@ -134,10 +135,10 @@ func (s *Store) verify(ctx context.Context, d Digest, f *os.File) (Stamp, error)
 	return Stamp{}, s.nameError(d, ErrChanged)
 }
 
-// Link gives the verified blob a further name in the open directory dir, for a
-// view, and returns the stamp that the file has from now on. The name is not
-// synced: views are made again. Where no further link is possible (too many,
-// or another file system) the name is a copy, and the stamp the copy's own.
+// Link gives the verified blob a further name in the open directory dir, for a view, and returns
+// the stamp that the file has from now on. It does not sync the name, because views can be made
+// again. If no link is possible (too many, or another file system) it makes a copy, and returns the
+// copy's stamp.
 func (s *Store) Link(ctx context.Context, d Digest, dir *os.File, name string) (Stamp, error) {
 	unlock, err := s.locks.Lock(ctx, d)
 	if err != nil {
@@ -161,7 +162,7 @@ func (s *Store) Link(ctx context.Context, d Digest, dir *os.File, name string) (
 	return stamp, nil
 }
 
-// Unlink removes such a name again. A name that is gone already is no error.
+// Unlink removes such a name. A missing name is no error.
 func (s *Store) Unlink(d Digest, dir *os.File, name string) error {
 	unlock, err := s.locks.Lock(context.Background(), d)
 	if err != nil {
@@ -170,7 +171,7 @@ func (s *Store) Unlink(d Digest, dir *os.File, name string) error {
 	defer unlock()
 	f, err := s.openFile(d)
 	if err != nil {
-		// the blob is gone or unreadable; its view has to go all the same
+		// the blob is missing or unreadable, but its view must be removed
 		return s.unlinkAt(dir, name)
 	}
 	stamp, held := s.stampHolds(d, f)
@@ -191,9 +192,9 @@ func (s *Store) unlinkAt(dir *os.File, name string) error {
 	return err
 }
 
-// restamp keeps the stamp that the blob's file has after we linked or unlinked a
-// name of it, which changes its ctime. The stamp before was good and the
-// blob's lock is held, so nothing but the ctime may differ.
+// restamp saves the blob's new stamp after the store linked or unlinked a name of it, which changes
+// the ctime. The previous stamp was valid and the caller holds the blob's lock, so only the ctime
+// may differ.
 func (s *Store) restamp(d Digest, f *os.File, before Stamp) (Stamp, error) {
 	after, err := StampOf(f)
 	if err != nil {
@@ -217,13 +218,13 @@ func (s *Store) copyTo(ctx context.Context, f, dir *os.File, name string) (Stamp
 	if err != nil {
 		return Stamp{}, err
 	}
-	// dir may be under another path by now, or in another place than its name says.
+	// By descriptor, because dir may have been renamed or replaced.
 	to, err := s.fs.Create(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name))
 	if err != nil {
 		return Stamp{}, err
 	}
-	// The digest is not looked at: the source is verified, and what is served
-	// from the copy is compared with the stamp below.
+	// The digest is ignored, because the source is verified, and the copy is later compared with
+	// its own stamp.
 	if _, err = s.copy(ctx, to, f, info.Size()); err == nil {
 		err = s.fs.Chmod(to, 0o444)
 	}

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// unsynced is the file system of a volatile store: its bytes may be lost.
+// unsynced is the file system of a volatile store, without syncs.
 type unsynced struct{ FS }
 
 func (unsynced) Sync(*os.File) error  { return nil }
@@ -76,7 +76,8 @@ func (s *Store) name(path string, d Digest) error {
 	return err
 }
 
-// dropStale removes what has the blob's name, with the lock held. Other names of it stay.
+// dropStale removes the file with the blob's name. The caller holds its lock. Other links of the
+// file stay.
 func (s *Store) dropStale(d Digest) error {
 	s.stamps.forget(d)
 	if err := s.fs.Remove(s.path(d)); !os.IsNotExist(err) {
@@ -85,7 +86,7 @@ func (s *Store) dropStale(d Digest) error {
 	return nil
 }
 
-// removeStale removes what an earlier boot has left, and whatever else has no stamp that holds.
+// removeStale removes blobs of an earlier boot, and other files without a valid stamp.
 func (s *Store) removeStale() error {
 	return s.each(context.Background(), func(path string, d Digest, _ os.FileInfo, ok bool) error {
 		if !ok {

@@ -27,7 +27,7 @@ func (e *TooLargeError) Error() string {
 		"have at most %d", e.File, e.Size, e.Limit)
 }
 
-// FormError says why an artefact cannot be brought into its other form.
+// FormError says why an artefact cannot be converted from embedded to sidecar, or back.
 type FormError struct {
 	File, Node string
 	Reason     string
@@ -37,20 +37,20 @@ func (e *FormError) Error() string {
 	return fmt.Sprintf("%s: node %q: %s", e.File, e.Node, e.Reason)
 }
 
-// DetachedContext is a context that comes out of a graph: its file's name, and its bytes in the
-// graph file.
+// DetachedContext is a context that Detach moves out of a graph: the name of its new file, and its
+// bytes in the graph file.
 type DetachedContext struct {
 	Name  string
 	Bytes *io.SectionReader
 }
 
-// Embed plans the embedded form of the artefact that m was read of: each context in a
-// file beside the graph goes into the node that names the file. sidecars has the files of
-// [Model.ContextFiles]. Nodes with main_context 0, and whatever else is in the graph, stay as they
-// are, to the byte. No file is read but the graph's tables.
+// Embed plans a graph with the contexts of m's artefact inside: each context in a file beside the
+// graph moves into the node that names the file. sidecars has the files of [Model.ContextFiles].
+// Nodes with main_context 0, and all other bytes of the graph, stay unchanged. Embed reads only the
+// graph's tables.
 //
-// A *FormError: the artefact has no context in a file, or one that has to stay there. A
-// *TooLargeError: the graph would have more than limit bytes, which is MaxGraph or less.
+// It fails with a *FormError if the artefact has no context in a file, or one that has to stay
+// there, and with a *TooLargeError if the graph would exceed limit, at most MaxGraph.
 func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Source,
 	limit int64) (*Splice, error) {
 	s := newForm(ctx, m, graph)
@@ -76,9 +76,9 @@ func Embed(ctx context.Context, m *Model, graph Source, sidecars map[string]Sour
 	return out, err
 }
 
-// Detach plans the form with files beside the graph: each context inside a node becomes a file, and
-// equal ones become one. output is the name of the new graph; the files are named after it, as
-// their EPs would. The rest is as with Embed.
+// Detach plans a graph with the contexts in files beside it: each context inside a node becomes a
+// file, equal ones the same file. output is the name of the new graph; the files are named after
+// it, as their EPs would name them. All else is as for Embed.
 func Detach(ctx context.Context, m *Model, graph Source, output string, sum Sum) (*Splice,
 	[]DetachedContext, error) {
 	s := newForm(ctx, m, graph)
@@ -126,7 +126,7 @@ type detachment struct {
 	graph     Source
 	sum       Sum
 	usedNames map[string]bool
-	lengths   map[int64]int       // how many contexts have a length: one of its own is not hashed
+	lengths   map[int64]int       // number of contexts by length; a unique length needs no hash
 	known     map[[32]byte]string // by the digest of the bytes
 	list      []DetachedContext
 }
@@ -148,7 +148,7 @@ func (d *detachment) name(ctx context.Context, c Context) (string, error) {
 func (d *detachment) add(c Context) string {
 	stem := strings.TrimSuffix(d.output, path.Ext(d.output)) + fileSuffix(c.Source)
 	name := stem + ".bin"
-	// further on than all before, so that many cost no more than their number
+	// continues from the last number, so that many names take linear time
 	for i := max(1, len(d.list)); d.usedNames[name]; i++ {
 		name = fmt.Sprintf("%s_%d.bin", stem, i)
 	}
@@ -157,7 +157,7 @@ func (d *detachment) add(c Context) string {
 	return name
 }
 
-// fileSuffix is what the EP that made a context puts between the graph's name and ".bin".
+// fileSuffix returns the text that a context's EP puts between the graph's name and ".bin".
 func fileSuffix(source string) string {
 	switch source {
 	case "":
@@ -199,7 +199,7 @@ func (s *contextForm) rewrite(none string) (*Splice, error) {
 	return out, s.err
 }
 
-// around rewrites a message. at are the offsets of the nodes in it that change, ascending.
+// around rewrites a message. at has the offsets of the nodes in it that change, ascending.
 func (s *contextForm) around(in span, name string, at []int64) *Splice {
 	out := new(Splice)
 	s.message(in, name, func(f field) {
@@ -213,7 +213,7 @@ func (s *contextForm) around(in span, name string, at []int64) *Splice {
 		label := fmt.Sprintf("field %d", f.num)
 		s.want(f, label, protowire.BytesType)
 		switch change, changes := s.change[f.at]; {
-		case !changes: // some nodes further down do
+		case !changes: // nodes in nested messages do
 			out.addField(f.num, s.around(f.span, label, inside))
 		case n > 1:
 			s.fail(f.at, "node", "an EPContext node is in a subgraph of another")
@@ -252,7 +252,7 @@ func (s *contextForm) node(f field, c change) *Splice {
 		s.fail(f.at, "node", "the attribute ep_cache_context has disappeared: the file changed "+
 			"while being read")
 	}
-	if !hasMode { // the default, 1, was meant
+	if !hasMode { // the default, 1, applied
 		b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "embed_mode")
 		b = append(b, number...)
 		attribute := new(Splice)
@@ -263,8 +263,8 @@ func (s *contextForm) node(f field, c change) *Splice {
 	return out
 }
 
-// attribute returns an AttributeProto whose field num has another value, at the place where it
-// stood, else at the end.
+// attribute returns an AttributeProto with another value of the field num, in place, or at the end
+// if it is missing.
 func (s *contextForm) attribute(f field, num protowire.Number, value *Splice) *Splice {
 	out, seen := new(Splice), false
 	s.message(f.span, "attribute", func(g field) {
@@ -284,21 +284,20 @@ func (s *contextForm) attribute(f field, num protowire.Number, value *Splice) *S
 	return out
 }
 
-// Splice is a file that is put together from spans of others and a few new bytes. Nothing of it is
-// in memory but the plan.
+// Splice is a plan for a file that consists of spans of others and a few new bytes.
 type Splice struct {
 	base   io.ReaderAt // the file that is rewritten
 	pieces []piece
 	size   int64
 }
 
-// piece is n bytes from off, of src or else of the file that is rewritten.
+// piece is n bytes from off, of src or, if that is nil, of the rewritten file.
 type piece struct {
 	src    io.ReaderAt
 	off, n int64
 }
 
-const spliceBuffer = 1 << 20 // large enough that a copy costs the memory's speed and not the calls'
+const spliceBuffer = 1 << 20 // large enough that the cost of system calls is small
 
 // WriteTo writes the file. It fails if a source is shorter than planned, or if ctx is cancelled.
 func (s *Splice) WriteTo(ctx context.Context, w io.Writer) error {

@@ -10,12 +10,12 @@ import (
 	"slices"
 )
 
-// digestMagic starts the record that is hashed for a model with external data. It is no valid ONNX
-// file, so no graph file's own digest can be that of a record.
+// digestMagic starts the record that is hashed for a model with external data. It is not valid
+// ONNX, so a record never has the digest of a graph file.
 const digestMagic = "\x00epcached model 1\n"
 
-// Digest returns the identity of a model's content. m is what Read found in graph; open gives the
-// file of each location, once for each; sum hashes. Nothing is closed.
+// Digest returns the identity of a model's content. m is the result of Read for graph. open opens
+// the file of each location, and is called once for each; sum hashes. Digest closes no files.
 //
 // Without external data it is the BLAKE3 digest of the file, so b3sum agrees. With external data it
 // is the BLAKE3 digest of this record, numbers being 8 bytes, little-endian:
@@ -28,7 +28,7 @@ const digestMagic = "\x00epcached model 1\n"
 //	    for each, in order of offset: offset, length, digest of its bytes
 //
 // The ranges are those of the file's tensors, with what overlaps or touches joined: so tied weights
-// are hashed once, and a model cannot ask for one byte to be hashed a million times. The locations
+// are hashed once, and a hostile model cannot have one byte hashed a million times. The locations
 // themselves are part of the graph. A tensor without a length counts to the end of its file; one
 // with keys outside the schema (ORT's prepacked weights) makes the whole file count.
 //
@@ -73,14 +73,14 @@ func Digest(ctx context.Context, m *Model, graph Source, open func(location stri
 	return d, err
 }
 
-// spansOf is a file with the ranges that its tensors have in it.
+// spansOf is a file with the ranges of its tensors.
 type spansOf struct {
 	location string
 	tensors  *ExternalFile // nil: only the whole file counts
-	spans    []span        // beyond the end: to the end
+	spans    []span        // a range beyond the end means to the end
 }
 
-// byLocation walks the graph again, because a model does not keep its tensors: their ranges alone
+// byLocation walks the graph again, because a Model has no tensors, and returns only ranges, which
 // take little memory.
 func (m *Model) byLocation(ctx context.Context, graph Source, most int64) (files []spansOf,
 	err error) {
@@ -112,7 +112,7 @@ func (m *Model) byLocation(ctx context.Context, graph Source, most int64) (files
 	return files, err
 }
 
-// add adds the range of a tensor, and says whether that took memory.
+// add adds the range of a tensor, and reports whether that took memory.
 func (f *spansOf) add(t *Initializer) bool {
 	s := span{t.Offset, t.Length}
 	switch {

@@ -25,8 +25,8 @@ var errLarge = errors.New("more memory is needed")
 
 // withGate calls work with the memory that it may use: little first, because that is enough for
 // nearly every model, and then as much as any model may need. No walk waits for memory while it has
-// some, so that walks never wait for each other. Work that takes long may leave the gate with
-// little memory.
+// some, so that walks never wait for each other. Long work that keeps only little memory may leave
+// the gate.
 func withGate(ctx context.Context, name string, work func(most int64, leave func()) error) error {
 	gate, _ := ctx.Value(gateKey{}).(Gate)
 	once := func(most int64) error {

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-const maxRank = 1024 // bounds the dimensions of a tensor. ORT's kernels end at 8 or so
+const maxRank = 1024 // bounds the dimensions of a tensor. ORT's kernels support about 8
 
 func (w *walker) graph(f field, name, path string) {
 	nodes, main := 0, name == "graph"
@@ -144,8 +144,8 @@ func (w *walker) node(f field, graph string, index int) {
 	}
 }
 
-// passing reads a name that is usually dropped again, so it is not accounted for; keep follows
-// where it stays.
+// passing reads a name that is usually dropped again, without accounting for its memory. keep
+// accounts for a name that is kept.
 func (w *walker) passing(f field, name string) string {
 	before := w.memoryUsed
 	s := w.text(f, name)
@@ -179,8 +179,7 @@ func (w *walker) attribute(f field, name string, label nodeLabel) {
 	w.submessage(f, name, func(g field) {
 		switch g.num {
 		case 5, 22:
-			// the schema has these once, and merging two, as protobuf does, is nothing that a
-			// writer means
+			// the schema has one, and no writer intends that protobuf merges two
 			if tensors++; tensors > 1 {
 				w.fail(g.at, attr, "two tensors in one attribute")
 			}
@@ -231,7 +230,7 @@ const (
 
 func (w *walker) tensor(f field, name string, of Initializer) (called string) {
 	before := w.memoryUsed
-	w.current = of // no memory for each tensor
+	w.current = of // reused for each tensor
 	t := &w.current
 	t.At = f.at
 	var external []field
@@ -268,14 +267,14 @@ func (w *walker) tensor(f field, name string, of Initializer) (called string) {
 		}
 	}
 	switch location {
-	case dataInGraph: // external_data without this mark is not used by anybody
+	case dataInGraph: // all readers ignore external_data without this mark
 	case dataExternal:
 		w.external(f, external, t)
 	default:
 		w.fail(f.at, "data_location", "tensor %q: %d is neither 0 (in the model) nor 1 (external)",
 			t.Name, location)
 	}
-	w.memoryUsed = before // nothing of it stays but its file's name
+	w.memoryUsed = before // only its file's name is kept
 	if w.err != nil {
 		return ""
 	}
@@ -312,8 +311,8 @@ func (t *Initializer) onlyExternal(location string) Initializer {
 		Sparse: t.Sparse, Offset: t.Offset, Length: t.Length, At: t.At}
 }
 
-// typed records data in a field of its element type. Packed in one piece, as all writers do, it has
-// a range; in pieces it has not.
+// typed records data in a field of its element type. If it is packed in one piece, as all writers
+// do, it has a range.
 func (t *Initializer) typed(f field) {
 	if t.Typed {
 		t.Length = 0
@@ -350,13 +349,14 @@ func (w *walker) sparse(f field, name string, t Initializer) {
 }
 
 func (w *walker) external(f field, entries []field, t *Initializer) {
-	// bytes in the graph file besides are ignored by ORT
+	// ORT ignores further bytes in the graph file
 	t.Offset, t.Length, t.Typed = 0, -1, false
 	seen := map[string]bool{}
 	for _, e := range entries {
 		k, v := w.pair(e, "external_data")
 		key := w.exact(k, "external_data.key", maxName)
-		// readers differ in which of two would count, and the digest must cover what is read
+		// refused, because readers differ in which one they use, and the digest must cover the used
+		// bytes
 		if seen[key] {
 			w.fail(e.at, "external_data."+key, "tensor %q: occurs twice", t.Name)
 		}

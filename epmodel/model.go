@@ -20,7 +20,7 @@ type Model struct {
 	Producer        string
 	ProducerVersion string
 	GraphName       string
-	// of metadata_props, as far as values are no longer than 1 MiB
+	// of metadata_props, without values longer than 1 MiB
 	Metadata map[string]string
 	// of the main graph; where initializers are listed as inputs too (IR < 4) so they are here
 	Inputs  []Value
@@ -70,15 +70,15 @@ type ExternalFile struct {
 	At       int64  // offset of that tensor in the graph file
 
 	// farthest is the tensor that needs most of the file; tight is one that is larger than its own
-	// range. The file is sound if both are: so a model needs no memory for each of its tensors.
+	// range. The file is valid if both are, so Model needs no memory for each tensor.
 	farthest, tight Initializer
 }
 
 // Initializer is a constant tensor and the place of its bytes.
 type Initializer struct {
 	Name string
-	// "" for the main graph; else the way to it: "node/attribute" of each level, "function
-	// domain::name" first for a function's body
+	// Graph is "" for the main graph, otherwise the path to it: "node/attribute" of each level,
+	// "function domain::name" first for a function's body
 	Graph     string
 	Node      string // for a tensor in a node's attribute: the node
 	Attribute string // for a tensor in a node's attribute: the attribute
@@ -137,8 +137,8 @@ type Reference struct {
 	Offset    int64  // in the graph file
 }
 
-// Sum gives the BLAKE3 digest of n bytes of r from off. The caller brings its own, which may use
-// every core.
+// Sum returns the BLAKE3 digest of n bytes of r from off. The caller's implementation may use every
+// core.
 type Sum func(ctx context.Context, r io.ReaderAt, off, n int64) ([32]byte, error)
 
 // FormatError says what is wrong with a model's bytes, and where.
@@ -175,8 +175,8 @@ type Source interface {
 }
 
 // FileSource returns f with the size it has now. Reads go through the descriptor at explicit
-// offsets: its position is neither used nor moved. f stays the caller's to close. Only regular
-// files are taken: a FIFO or device has no size to trust and can block for ever.
+// offsets: its position is neither used nor moved. The caller closes f. It must be a regular file,
+// because a FIFO or device has no reliable size and can block for ever.
 func FileSource(f *os.File) (Source, error) {
 	fi, err := f.Stat()
 	if err != nil {

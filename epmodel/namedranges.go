@@ -26,18 +26,18 @@ type Named struct {
 // The kinds of ranges.
 const (
 	TensorKind    = "tensor"
-	PartitionKind = "partition" // the compiled form of one EPContext node
-	GraphKind     = "graph"     // what is computed: OpenVINO's description of it
+	PartitionKind = "partition" // the compiled code of one EPContext node
+	GraphKind     = "graph"     // OpenVINO's description of the computation
 	HeadKind      = "head"      // the container's own records
-	WeightsKind   = "weights"   // what several partitions share
+	WeightsKind   = "weights"   // weights that several partitions share
 )
 
 const maxNamed = 1 << 16 // bounds the ranges of one file. Large models have some thousands
 
 const maxRangeName = 256
 
-// NamedRanges lists the ranges of a context binary, or of any other file beside a graph, that are
-// known by name, ordered by offset; a range within another follows it. OpenVINO's container and the
+// NamedRanges lists the ranges of a context binary, or of any other file beside a graph, that have
+// names, ordered by offset; a range within another follows it. OpenVINO's container and the
 // compiled model of its CPU device name partitions and tensors; other binaries have no names, which
 // is no error. A range that does not fit is a *FormatError.
 func NamedRanges(ctx context.Context, name string, bin Source) ([]Named, error) {
@@ -202,7 +202,7 @@ func constantsOf(ctx context.Context, name string, bin Source, model,
 			begin[i] ^= compiledMask[i]
 		}
 		if !bytes.Equal(begin, []byte("<?xml")) {
-			return nil, nil // masked otherwise: then no names are known
+			return nil, nil // masked with another key, so the names are unknown
 		}
 	}
 	d := xml.NewDecoder(text)

@@ -40,8 +40,8 @@ func BinaryReferences(name string, bin Source) ([]Reference, error) {
 	return b.refs, nil
 }
 
-// readContainer reads the document of OpenVINO's container; nil: it is none, or of a version with
-// an unknown layout.
+// readContainer reads the document of OpenVINO's container; nil if it is another format, or a
+// version with an unknown layout.
 func readContainer(name string, bin Source) (*bson, error) {
 	if bin.Size() < openvinoHeader {
 		return nil, nil

@@ -39,8 +39,8 @@ type field struct {
 	value uint64
 }
 
-// reader walks messages through a window over the file. It never holds more than the window. After
-// the first error, which it keeps, it stops, and its results are invalid.
+// reader walks messages through a window over the file. It holds at most the window in memory.
+// After the first error, which it keeps, it stops, and its results are invalid.
 type reader struct {
 	ctx         context.Context
 	src         Source
@@ -62,7 +62,7 @@ func (r *reader) fail(at int64, name, format string, args ...any) {
 		return
 	}
 	parts := r.path
-	if len(parts) > 12 { // a deep chain says nothing; both ends do
+	if len(parts) > 12 { // only both ends of a deep chain are informative
 		parts = append(append(append([]string{}, parts[:4]...), "..."), parts[len(parts)-6:]...)
 	}
 	if name != "" {
@@ -183,8 +183,8 @@ func (r *reader) field(pos, end int64) (f field) {
 	return f
 }
 
-// holder names what ends at end: a truncated file and a wrong length inside a message call for
-// different measures.
+// holder names the file or message that ends at end, to distinguish a truncated file from a wrong
+// length inside a message.
 func (r *reader) holder(end int64) string {
 	if end == r.size {
 		return "the file (truncated?)"
@@ -224,8 +224,8 @@ func (r *reader) bytes(f field, name string, limit int) []byte {
 	return p
 }
 
-// text reads a name for people. Bytes that are no UTF-8 are replaced: protobuf libraries let them
-// pass, and a name decides nothing.
+// text reads a name for messages. It replaces invalid UTF-8, because protobuf libraries accept it,
+// and names decide nothing.
 func (r *reader) text(f field, name string) string {
 	return strings.ToValidUTF8(string(r.bytes(f, name, maxName)), "\uFFFD")
 }

@@ -1,8 +1,8 @@
 // Package epmodel reads ONNX models, and the EPContext nodes in them, without loading either.
 //
-// [Read] walks the protocol buffer through an io.ReaderAt. Weights and context binaries are passed
-// over, their bytes never read, so a model of 10 GB costs a few hundred kilobytes and a few reads.
-// The result is a [Model]: the files of external data, the EPContext nodes with every attribute,
+// [Read] walks the protocol buffer through an io.ReaderAt. It skips weights and context binaries
+// without reading them, so a model of 10 GB takes a few hundred kilobytes and a few reads. The
+// result is a [Model]: the files of external data, the EPContext nodes with every attribute,
 // metadata, opsets. Tensors are not kept: [Tensors] iterates over them. [Digest], the identity of a
 // model's content, [Model.Sidecars], every file that an artefact refers to, and [Validate] build on
 // it.
@@ -10,11 +10,10 @@
 // Input is hostile: on any bytes functions return, with bounded memory and bounded recursion, and
 // damage is a [*FormatError] that names file, offset and field. An I/O error is returned wrapped.
 //
-// Functions keep no state and may be called at the same time. A *Model is never changed after Read;
-// callers treat it as read-only.
+// The package is safe for concurrent use. A *Model is never changed after Read; callers treat it as
+// read-only.
 //
-// Start reading at [Read], then model.go for what comes out and protobuf.go for how bytes are
-// walked.
+// Start reading at [Read], then model.go for the result, and protobuf.go for reading the bytes.
 package epmodel
 
 import (
@@ -29,13 +28,13 @@ import (
 	"unicode/utf8"
 )
 
-// Read walks the ONNX model in src and reports what is in it. name stands for the file in errors.
-// Weights and long attribute values are never read, only their ranges recorded; memory is bounded
-// by the names and tables of the model (some kilobytes for most, 16 MiB at most, beyond which Read
+// Read walks the ONNX model in src and returns its contents. name names the file in errors. Weights
+// and long attribute values are never read, only their ranges recorded; memory is bounded by the
+// names and tables of the model (some kilobytes for most, 16 MiB at most, beyond which Read
 // refuses), and passes the [Gate] of ctx. External data locations have been checked when Read
 // returns: relative, inside the model's directory.
 //
-// Bad bytes give a *FormatError; a cancelled ctx and I/O errors are returned as they are, wrapped.
+// Invalid bytes are a *FormatError; other errors are wrapped.
 func Read(ctx context.Context, name string, src Source) (*Model, error) {
 	return Tensors(ctx, name, src, func(*Initializer) {})
 }
@@ -53,7 +52,7 @@ func Tensors(ctx context.Context, name string, src Source, each func(*Initialize
 	return m, err
 }
 
-// walk reads a model with at most so much memory, and calls each with every tensor.
+// walk reads a model with at most most bytes of memory, and calls each with every tensor.
 func walk(ctx context.Context, name string, src Source, most int64,
 	each func(*walker, *Initializer)) (*Model, error) {
 	r := &reader{ctx: ctx, src: src, name: name, size: src.Size(), memoryLimit: most}
@@ -72,8 +71,8 @@ func walk(ctx context.Context, name string, src Source, most int64,
 }
 
 // walker fills a Model. Messages with fields in any order, and whose nested parts need a name that
-// may come last, are walked twice: first for the names, passing over the nested parts, then into
-// those. So every field is looked at twice at most, however deep it lies.
+// may come last, are walked twice: first for the names, skipping the nested parts, then for these.
+// So every field is read at most twice at any depth.
 type walker struct {
 	*reader
 	m       *Model
@@ -124,7 +123,7 @@ func (w *walker) model() {
 	}
 }
 
-// domainName gives the default operator domain the name that it has besides the empty one.
+// domainName replaces the empty name of the default operator domain by its other name.
 func domainName(s string) string { return cmp.Or(s, "ai.onnx") }
 
 func (w *walker) opset(f field) {
@@ -194,7 +193,8 @@ func (w *walker) function(f field) {
 	})
 }
 
-// knownFormats are taken for ONNX models. at: offset of the bytes; -1: of a text in lower case.
+// knownFormats are formats that users mistake for ONNX. at is the offset of the bytes; -1: a text
+// in lower case.
 var knownFormats = []struct {
 	at           int
 	begins, what string
@@ -219,8 +219,8 @@ var knownFormats = []struct {
 
 const likenessBytes = 64
 
-// notAModel says of a file without a graph that it is no ONNX model, and which format it resembles.
-// It is called after the walk only, because a model may begin with any of these bytes.
+// notAModel replaces the error for a file without a graph by one that says which format it
+// resembles. It is called only after the walk, because a model may begin with any of these bytes.
 func (r *reader) notAModel(began bool) {
 	var format *FormatError
 	head := r.peek(0, int(min(r.size, likenessBytes)))

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// Validate judges an artefact before it is stored or served. files has the size of each of its
+// Validate checks an artefact before it is stored or served. files has the size of each of its
 // files but the graph, by name in the artefact ("x.bin", "sub/x.bin"), and may have more. It checks
 // that
 //   - there is at least one EPContext node, of the domain com.microsoft, with embed_mode and
@@ -124,7 +124,7 @@ func (f *ExternalFile) checkSize(graph string, size int64) error {
 	return f.farthest.checkRange(graph, size)
 }
 
-// endInFile is the size that the tensor's file must have.
+// endInFile returns the size that the tensor's file must have.
 func (t Initializer) endInFile() int64 {
 	n := max(t.Length, 0) // Read has refused what overflows
 	if need, known := t.Bytes(); n == 0 && known {
@@ -149,7 +149,7 @@ func (t Initializer) checkRange(graph string, size int64) error {
 		fmt.Sprintf("tensor %q: %s of %q: beyond its end at %d", t.Name, what, t.Location, size)}
 }
 
-// coversShape checks that the range is enough for the tensor's type and shape. It may be larger.
+// coversShape checks that the range is large enough for the tensor's type and shape.
 func (t Initializer) coversShape(graph string, size int64) error {
 	have := t.Length
 	if have <= 0 {
@@ -172,7 +172,7 @@ var elementBits = map[int32]int64{
 	15: 128, 16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2,
 }
 
-// Bytes is the size that type and shape ask for, if it can be said.
+// Bytes returns the size by type and shape, if it is known.
 func (t Initializer) Bytes() (size int64, known bool) {
 	bits, known := elementBits[t.Type]
 	if !known || t.Sparse {
@@ -202,8 +202,8 @@ func (m *Model) Locations() []string {
 }
 
 // WrapsIR reports whether every EPContext node only names a model in OpenVINO's own format (IR), an
-// .xml file with the weights in a .bin file beside it. Nothing of it is compiled: the execution
-// provider compiles it each time it loads.
+// .xml file with the weights in a .bin file beside it. Such a model is not compiled: the execution
+// provider compiles it at each load.
 func (m *Model) WrapsIR() bool {
 	other := func(c Context) bool { return !c.wrapsIR() }
 	return len(m.Contexts) > 0 && !slices.ContainsFunc(m.Contexts, other)
@@ -264,9 +264,9 @@ func (c Context) sidecars() []Reference {
 	return refs
 }
 
-// CompatibilityInfo returns what each EP says of the artefact, for ORT to judge: EP name -> string.
-// Only EPs that are the source of one of the nodes count: metadata of a source model survives
-// compilation, so a string of another EP may be a left-over.
+// CompatibilityInfo returns the compatibility string of each EP: EP name -> string. Only EPs that
+// are the source of one of the nodes count: metadata of a source model survives compilation, so a
+// string of another EP may be a left-over.
 func (m *Model) CompatibilityInfo() map[string]string {
 	info := map[string]string{}
 	for _, c := range m.Contexts {
@@ -280,13 +280,13 @@ func (m *Model) CompatibilityInfo() map[string]string {
 const maxPath = 4096 // PATH_MAX: nothing longer can be opened
 
 // memoryTag is the location that ORT writes for tensors in its own memory; offset is then an
-// address. In a file it is an attempt to make ORT read arbitrary memory.
+// address. In a file it would make ORT read arbitrary memory.
 const memoryTag = "_ORT_MEM_ADDR_"
 
-// locationProblem returns what is wrong with an external data location, "" if nothing is. Every
-// spelling of a file below the model's directory passes, because ONNX Runtime opens them all:
-// "./w.bin", "w//x", "w/../x". Separators and drive letters of Windows are refused where they could
-// leave the directory there.
+// locationProblem returns what is wrong with an external data location, "" if nothing is. It
+// accepts every spelling of a file below the model's directory, because ONNX Runtime opens them
+// all: "./w.bin", "w//x", "w/../x". Separators and drive letters of Windows are refused where they
+// could leave the directory there.
 func locationProblem(s string) string {
 	slashed := path.Clean(strings.ReplaceAll(s, `\`, "/"))
 	switch {
@@ -309,10 +309,10 @@ func locationProblem(s string) string {
 	return ""
 }
 
-// File is the name of the file that is meant, spelled in the one clean way. Where an EP leaves
-// weights in the source model's external data, the name is the model's own spelling, such as
-// "./w.bin". It has to open in the artefact, which has no directories but those of its files:
-// therefore "s/../w.bin" stays as it is, and is refused.
+// File returns the name of the file in its clean spelling. Where an EP leaves weights in the source
+// model's external data, the name is the model's own spelling, such as "./w.bin". It has to open in
+// the artefact, which has no directories but those of its files: therefore "s/../w.bin" stays as it
+// is, and is refused.
 func (r Reference) File() string {
 	if r.Attribute != "weights_metadata_map" || slices.Contains(strings.Split(r.Name, "/"), "..") {
 		return r.Name

@@ -126,7 +126,7 @@ func (us *Uses) save() {
 
 func (us *Uses) saveLocked() {
 	for id, u := range us.latest {
-		_ = us.table.Save(id[:], encodeUse(u)) // it is no large row
+		_ = us.table.Save(id[:], encodeUse(u)) // cannot fail: the row is small
 	}
 	clear(us.latest)
 }
@@ -180,7 +180,7 @@ func (cs *Counters) save() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for name := range cs.unsaved {
-		_ = cs.table.Save([]byte(name), encodeNumbers(cs.counts[name])) // it is no large row
+		_ = cs.table.Save([]byte(name), encodeNumbers(cs.counts[name])) // cannot fail: the row is small
 	}
 	clear(cs.unsaved)
 }

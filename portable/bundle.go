@@ -17,7 +17,7 @@ import (
 	"lukechampine.com/blake3"
 )
 
-// Bundle is an image layout that is read: a directory or a tar.
+// Bundle is an image layout for reading: a directory or a tar.
 type Bundle struct {
 	from  source
 	Cards []Entry // in the order of the index
@@ -27,9 +27,9 @@ type Bundle struct {
 
 // Entry is one build of a bundle.
 type Entry struct {
-	Name string // what the bundle calls it
+	Name string // its name in the bundle
 	*Card
-	Err error // why there is no card
+	Err error // why the card cannot be read
 }
 
 // source has the files of an image layout by name.
@@ -111,7 +111,7 @@ func (b *Bundle) readCards(ctx context.Context) error {
 		}
 		if d.MediaType != MediaIndex || d.ArtifactType != ArtifactCard &&
 			!strings.HasPrefix(name, "b-") {
-			continue // of something else
+			continue // not a build
 		}
 		if err := ctx.Err(); err != nil {
 			return err
@@ -192,14 +192,14 @@ func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.W
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, new(*fs.PathError)): // of the file that is written or read
+	case errors.As(err, new(*fs.PathError)): // an error of the destination or the bundle
 		return err
 	case err != nil:
 		return bad("%v, after %d bytes of it", err, n)
 	case n != want.Size:
 		return bad("%d bytes or more, not %d", n, want.Size)
 	}
-	// zstd stops behind its last frame, and the rest counts to the digest.
+	// Read the rest after the last frame, which the digest covers too.
 	if _, err := io.Copy(io.Discard, whole); err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.W
 	return nil
 }
 
-// directory is an image layout as it lies on a disk. Links do not lead out of it.
+// directory is an image layout in a directory. Links cannot lead out of it.
 type directory struct{ *os.Root }
 
 func (d directory) open(name string) (io.ReadCloser, error) { return openFile(d.Root, name) }
@@ -239,7 +239,7 @@ func readFile(root *os.Root, name string, most int) ([]byte, error) {
 	return readAll(f, name, most)
 }
 
-// archive is an image layout in a tar, whose files are read where they lie in it.
+// archive is an image layout in a tar, whose files are read in place.
 type archive struct {
 	file  *os.File
 	files map[string]extent

@@ -4,7 +4,7 @@ import (
 	"fmt"
 )
 
-// Card is what is known of one build before its files are read.
+// Card describes one build without its files.
 type Card struct {
 	Raw      []byte
 	Build    []byte // the build's manifest
@@ -22,7 +22,7 @@ const maxSignatures = 4
 // Name is what a bundle calls the card: an unsigned hint.
 func (c *Card) Name() string { return "b-" + c.Config.BuildKey.String() }
 
-// Signed reports whether there is a signature, good or not.
+// Signed reports whether there is a signature, valid or not.
 func (c *Card) Signed() bool { return len(c.bundles) > 0 }
 
 // Signers returns the ids of the keys whose signatures the card has, which are not verified.
@@ -33,8 +33,8 @@ func (c *Card) Signers() (ids []string) {
 	return ids
 }
 
-// With returns the card with the signatures of another card of the same manifest in addition, and
-// without those of keys that drop names; nil if the manifest is another one, or there are too many.
+// With returns the card with the additional signatures of another card, without those of keys for
+// which drop is true. It returns nil if the manifests differ, or if there are too many signatures.
 func (c *Card) With(other *Card, drop func(keyID string) bool) []byte {
 	var keep [][]byte
 	seen := make(map[string]bool)
@@ -53,7 +53,7 @@ func (c *Card) With(other *Card, drop func(keyID string) bool) []byte {
 	return newCard(c.Build, keep...)
 }
 
-// Blobs returns the digests of all blobs that a writer makes of the build, and of the card.
+// Blobs returns the digests of all blobs of the build and of the card.
 func (c *Card) Blobs() []Digest {
 	all := []Digest{DigestOf(c.Raw), c.Digest, c.Manifest.Config.Digest}
 	for _, d := range c.Manifest.Layers {
@@ -61,7 +61,7 @@ func (c *Card) Blobs() []Digest {
 	}
 	for _, raw := range c.signatures {
 		var m Manifest
-		if decode("signature", raw, maxCard, &m) == nil { // it was read before
+		if decode("signature", raw, maxCard, &m) == nil { // cannot fail: it was decoded before
 			all = append(all, DigestOf(raw), m.Config.Digest, m.Layers[0].Digest)
 		}
 	}
@@ -78,14 +78,14 @@ func (m *Manifest) fileLayers() (out []*Descriptor) {
 	return out
 }
 
-// Layer is a file of a build, and the layers that it is in.
+// Layer is a file of a build with its layers.
 type Layer struct {
 	File   File
 	Blob   Descriptor
-	Chunks *Descriptor // nil: there is no chunk list
+	Chunks *Descriptor // nil if there is no chunk list
 }
 
-// ParseLayers reads the manifest of a build, for a reader that was asked to trust it.
+// ParseLayers reads the manifest of a build, for a reader that trusts its source.
 func ParseLayers(file string, manifest []byte) (all []Layer, err error) {
 	c := &Card{Digest: DigestOf(manifest)}
 	if err := c.readBuild(file, manifest); err != nil {

@@ -19,7 +19,7 @@ import (
 //	24 bytes  for each chunk, in order: length of its frame and of its bytes, each 4 bytes and
 //	          little-endian; the first 16 bytes of the BLAKE3 of its bytes
 //
-// Cut points are part of the format only as far as builds that are cut in one way share chunks.
+// Readers accept any cut points, but only builds that are cut in the same way share chunks.
 const (
 	chunkMin  = 16 << 10
 	chunkMean = 64 << 10
@@ -28,20 +28,20 @@ const (
 	chunkMagic = "epchunk1"
 	chunkEntry = 24
 
-	// ChunkedFrom is the size of files that have a chunk list: a request costs as much as such
-	// bytes.
+	// ChunkedFrom is the least size of files with a chunk list, because a request costs as much
+	// time as so many bytes.
 	ChunkedFrom = 512 << 10
 )
 
-// Chunk is one chunk of a file, and where its frame and its bytes are.
+// Chunk is one chunk of a file, with the offsets of its frame and its bytes.
 type Chunk struct {
 	Frame, Plain     int64 // lengths
 	FrameAt, PlainAt int64
 	Sum              ChunkSum
 }
 
-// ChunkSum is the first half of a BLAKE3 digest. It finds chunks; the digest of the whole file
-// decides.
+// ChunkSum is the first half of a BLAKE3 digest. It only finds chunks; the digest of the whole file
+// is verified.
 type ChunkSum [16]byte
 
 // SumChunk returns the sum of a chunk.
@@ -120,8 +120,8 @@ func newPacker() (*packer, error) {
 	return &packer{enc: enc}, err
 }
 
-// frame compresses a chunk, unless that saves less than a sixteenth: such a frame has it as it is,
-// and costs its readers no time.
+// frame compresses a chunk. If that saves less than a sixteenth, the frame is uncompressed, so that
+// readers need no time.
 func (p *packer) frame(chunk []byte) []byte {
 	p.out = p.enc.EncodeAll(chunk, p.out[:0])
 	if len(chunk) >= 1<<10 && len(p.out) > len(chunk)-len(chunk)/16 {

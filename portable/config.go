@@ -10,14 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// Config is what is known of a build: what its manifest says, without what is of one machine alone
-// (id, scope, user, paths, source model, time). Two machines that compile the same write the same.
+// Config describes a build: its manifest without the fields of one machine (id, scope, user, paths,
+// source model, time). Two machines that compile the same model write equal configs.
 type Config struct {
 	Version     int    `json:"version"` // 1
 	BuildKey    Hash   `json:"build_key"`
 	ModelDigest Hash   `json:"model_digest"`
-	ModelName   string `json:"model_name,omitempty"` // only where names are to travel
-	Record      []byte `json:"record"`               // the request in its one spelling
+	ModelName   string `json:"model_name,omitempty"` // only if names are exported
+	Record      []byte `json:"record"`               // the canonical request record
 	EPs         []EP   `json:"eps"`                  // in the order of the request
 	ORTVersion  string `json:"ort_version"`
 	Route       string `json:"route"`
@@ -29,8 +29,8 @@ type Config struct {
 
 	Members []Member `json:"members,omitempty"` // of a group: all, the first is the model above
 
-	// Of large files, in the order of files; empty: there is none. Readers find by them what they
-	// have of these bytes.
+	// Sketches of large files, in the order of files; empty: none. By them a reader finds local
+	// files that share bytes.
 	Sketches [][]byte `json:"sketches,omitempty"`
 }
 
@@ -63,7 +63,7 @@ type Member struct {
 
 const configVersion = 1
 
-// Bounds of a build, as of one that is put.
+// Bounds of a build, equal to those of a put.
 const (
 	MaxFiles   = 64
 	maxName    = 255
@@ -177,7 +177,7 @@ func checkFiles(file string, files []File) (names map[string]bool, err error) {
 	return names, nil
 }
 
-// Size is that of all files together.
+// Size returns the sum of all files.
 func (c *Config) Size() (total int64) {
 	for _, f := range c.Files {
 		total += f.Size

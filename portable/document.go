@@ -10,15 +10,15 @@ import (
 	"unicode"
 )
 
-// MediaTrust is the type of what is signed of a trust document, so that no signature of a build is
-// one of a document.
+// MediaTrust is the payload type of a trust document's signature, so that a signature of a build is
+// never valid for a document.
 const MediaTrust = "application/vnd.epcached.trust.v1+json"
 
-// DocumentDays is how long a trust document counts unless its maker says otherwise.
+// DocumentDays is how long a trust document is valid by default.
 const DocumentDays = 7
 
-// Document is a trust document: which keys and builds a root key revokes. Of the documents of one
-// key the one with the highest sequence number counts.
+// Document is a trust document: which keys and builds a root key revokes. The document with the
+// highest sequence number of a key is in effect.
 type Document struct {
 	Version  int          `json:"version"` // 1
 	Sequence uint64       `json:"sequence"`
@@ -27,8 +27,7 @@ type Document struct {
 	Revoked  []Revocation `json:"revoked"`
 }
 
-// Revocation is one key, OCI manifest or build key that does not count any more. One of the three
-// is set.
+// Revocation revokes one key, OCI manifest or build key. One of the three is set.
 type Revocation struct {
 	Key      string `json:"key,omitempty"`
 	Manifest Digest `json:"manifest,omitzero"`
@@ -42,7 +41,7 @@ const (
 	maxReason   = 200
 )
 
-// String names what is revoked.
+// String names the revoked key, manifest or build.
 func (r *Revocation) String() string {
 	switch {
 	case r.Key != "":
@@ -58,8 +57,8 @@ func (r *Revocation) Same(other *Revocation) bool {
 	return r.Key == other.Key && r.Manifest == other.Manifest && r.Build == other.Build
 }
 
-// Why returns why a build does not count any more that these keys signed, with commas between their
-// ids, "" if it does.
+// Why returns why a build that these keys signed is revoked, "" if it is not. keyIDs has commas
+// between ids.
 func (d *Document) Why(keyIDs string, manifest Digest, build Hash) string {
 	for i := range d.Revoked {
 		r := &d.Revoked[i]
@@ -99,7 +98,7 @@ func (d *Document) check(file string) error {
 }
 
 // ParseDocument reads a trust document, which one of the root keys among keys has to have signed.
-// Whether it is expired, or an older one than was seen before, is for the caller to judge.
+// The caller checks its expiry and its sequence number.
 func ParseDocument(file string, raw []byte, keys []*Key) (*Document, *Key, error) {
 	b, err := parseBundle(file, raw, maxDocument, MediaTrust)
 	if err != nil {
@@ -127,7 +126,7 @@ func ParseDocument(file string, raw []byte, keys []*Key) (*Document, *Key, error
 // maxDocuments bounds the trust documents of a bundle.
 const maxDocuments = 4
 
-// AddDocument puts a trust document into the layout, in the place of one of the same root key.
+// AddDocument puts a trust document into the layout, and replaces one of the same root key.
 func (w *Writer) AddDocument(raw []byte) error {
 	b, err := parseBundle("trust document", raw, maxDocument, MediaTrust)
 	if err != nil {
@@ -147,8 +146,8 @@ func (w *Writer) AddDocument(raw []byte) error {
 	return nil
 }
 
-// document reads a trust document, which is not verified. nil: it cannot be read, which is as if
-// the bundle had none.
+// document reads a trust document, which is not verified. It returns nil for an unreadable one,
+// which counts as missing.
 func (b *Bundle) document(d *Descriptor) []byte {
 	raw, err := b.file(path.Join(blobsDir, d.Digest.Hex()), maxDocument*2)
 	var m Manifest
@@ -166,7 +165,7 @@ func (s *Signer) ReadDocument(raw []byte) (*Document, error) {
 	return d, err
 }
 
-// SignDocument returns the trust document in the form in which it travels.
+// SignDocument returns the signed and encoded trust document.
 func (s *Signer) SignDocument(d Document) ([]byte, error) {
 	d.Version = 1
 	d.Issued = d.Issued.UTC().Truncate(time.Second)
@@ -179,6 +178,6 @@ func (s *Signer) SignDocument(d Document) ([]byte, error) {
 			ShortID(s.ID))
 	}
 	raw := s.seal(MediaTrust, encode(&d))
-	_, err := s.ReadDocument(raw) // the written bytes must be readable
+	_, err := s.ReadDocument(raw) // checks that the result is readable
 	return raw, err
 }

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// FormatError says that a document is not what it has to be.
+// FormatError says that a document is invalid.
 type FormatError struct {
-	File   string // or what the document is called where it has no file
+	File   string // or the name of a document without a file
 	Field  string // "": of the document
-	Offset int64  // in the file; below 0: not known
+	Offset int64  // in the file; negative: unknown
 	Text   string
 }
 
@@ -32,8 +32,8 @@ func wrong(file, field, format string, args ...any) *FormatError {
 	return &FormatError{file, field, -1, fmt.Sprintf(format, args...)}
 }
 
-// Bounds of what is read. Values of JSON take up to some 50 times their text in memory, so that
-// their number is bounded besides the size.
+// Bounds of documents. JSON values take up to 50 times their text in memory, so their number is
+// bounded as well as the size.
 const (
 	maxCard   = 900 << 10 // fits into one frame of the daemon's socket
 	maxIndex  = 16 << 20
@@ -42,7 +42,7 @@ const (
 	maxCards  = 1 << 12
 )
 
-// decode reads a document of ours, which has one spelling.
+// decode reads one of epcached's own documents, which has one encoding.
 func decode(file string, raw []byte, most int, out any) error {
 	if err := bounded(file, raw, most, maxValues); err != nil {
 		return err
@@ -63,7 +63,7 @@ func decode(file string, raw []byte, most int, out any) error {
 	return &FormatError{file, "", int64(at), "not in the canonical form that epcached writes"}
 }
 
-// bounded refuses documents that are too large, or would be in memory.
+// bounded refuses documents that are too large, or have too many values.
 func bounded(file string, raw []byte, most, values int) error {
 	if len(raw) > most {
 		return wrong(file, "", "%d bytes, more than %d", len(raw), most)
@@ -89,13 +89,14 @@ func jsonError(file string, at int64, err error) error {
 	return out
 }
 
-// encode returns the one spelling of a document of ours.
+// encode returns the encoding of one of epcached's own documents.
 func encode(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil {
-		panic("portable: " + err.Error()) // texts and numbers can always be encoded
+		// cannot happen: strings and numbers can always be encoded
+		panic("portable: " + err.Error())
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
 }

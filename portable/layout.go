@@ -78,24 +78,24 @@ func (w *Writer) begin(dir string) error {
 	return w.write(layoutFile, []byte(layoutText))
 }
 
-// Build is what is exported of a build.
+// Build is a build to export.
 type Build struct {
 	Config Config    // without the files
-	Says   Predicate // with the further requests that the build answers
+	Says   Predicate // with additional requests that the build answers
 	Files  []Source
-	Signer *Signer     // nil: the build is not signed
-	Copied func(n int) // is called with the number of bytes as they are read; may be nil
+	Signer *Signer     // nil: unsigned
+	Copied func(n int) // called with the numbers of bytes read; may be nil
 }
 
-// Source is a file of a build that is exported.
+// Source is a file of a build to export.
 type Source struct {
 	Name string
 	Size int64
 	From io.Reader
 }
 
-// Add writes the blobs of a build, and puts its card into the index. The config's files and the
-// statement's files and requests are filled in.
+// Add writes the blobs of a build, and adds its card to the index. It sets the files of the config,
+// and the files and requests of the statement.
 func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 	c := b.Config
 	c.Version, c.Files = configVersion, nil
@@ -127,7 +127,7 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 	if err != nil {
 		return nil, err
 	}
-	if before := w.before(out); before != nil { // another key signed the same build
+	if before := w.before(out); before != nil { // keep another key's signature of the same build
 		if more := before.With(out, nil); more != nil {
 			card = more
 		}
@@ -141,7 +141,7 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 	return out, nil
 }
 
-// before returns the card of the same build that the layout has already, nil: it has none.
+// before returns the layout's existing card of the same build, nil if it has none.
 func (w *Writer) before(c *Card) *Card {
 	for i := range w.index.Manifests {
 		d := &w.index.Manifests[i]
@@ -156,14 +156,14 @@ func (w *Writer) before(c *Card) *Card {
 	return nil
 }
 
-// name puts the card into the index, in the place of an earlier one of the same build.
+// name adds the card to the index, where it replaces an earlier one of the same build.
 func (w *Writer) name(c *Card, raw []byte) {
 	d := descriptorOf(MediaIndex, raw)
 	d.Data, d.ArtifactType = nil, ArtifactCard
 	w.replace(c.Name(), d)
 }
 
-// replace puts a descriptor into the index, in the place of an earlier one of the same name.
+// replace adds a descriptor to the index, where it replaces an earlier one of the same name.
 func (w *Writer) replace(name string, d Descriptor) {
 	d.Annotations = map[string]string{annotationRef: name}
 	w.index.Manifests = slices.DeleteFunc(w.index.Manifests, func(old Descriptor) bool {
@@ -233,7 +233,7 @@ func (t *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// write makes a file with these bytes, all at once.
+// write makes a file with these bytes atomically.
 func (w *Writer) write(name string, data []byte) error {
 	temporary := path.Join(path.Dir(name), ".new-"+rand.Text())
 	f, err := w.root.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
@@ -273,7 +273,7 @@ func (w *Writer) sync(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// WriteTar writes the image layout of a directory as a tar, which is the same for the same builds.
+// WriteTar writes the image layout of a directory as a tar, with equal bytes for equal builds.
 func WriteTar(ctx context.Context, to io.Writer, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // Media types and annotations. Layers of other types than MediaFile are not files of the build, and
-// are left alone. The chunk list of a large file is behind it, as MediaChunks.
+// are ignored. The chunk list of a large file follows it, as MediaChunks.
 const (
 	MediaManifest = "application/vnd.oci.image.manifest.v1+json"
 	MediaIndex    = "application/vnd.oci.image.index.v1+json"
@@ -85,7 +85,7 @@ func descriptorOf(media string, data []byte) Descriptor {
 	return Descriptor{MediaType: media, Digest: DigestOf(data), Size: int64(len(data)), Data: data}
 }
 
-// inline returns the bytes that the descriptor has with it.
+// inline returns the descriptor's inlined bytes.
 func (d *Descriptor) inline(file, field, media string) ([]byte, error) {
 	switch {
 	case d.MediaType != media:

@@ -21,10 +21,10 @@ const (
 	payloadType   = "application/vnd.in-toto+json"
 )
 
-// Predicate is what a signature vouches for, besides the manifest that is its subject.
+// Predicate is the signed statement about the manifest.
 type Predicate struct {
 	BuildKey Hash `json:"buildKey"`
-	// that the build answers; the build's own is the first
+	// Requests that the build answers; the first is the one that made it.
 	Requests       []Request `json:"requests"`
 	Files          []File    `json:"files"`
 	MachineClass   string    `json:"machineClass,omitempty"` // of the machine that compiled it
@@ -83,7 +83,7 @@ type signature struct {
 	Sig []byte `json:"sig"`
 }
 
-// parseBundle reads a bundle of at most so many bytes, of a payload of that type.
+// parseBundle reads a bundle of at most most bytes with a payload of that type.
 func parseBundle(file string, raw []byte, most int, payload string) (*bundle, error) {
 	b := &bundle{file: file}
 	if err := decode(file, raw, most, b); err != nil {
@@ -100,7 +100,7 @@ func parseBundle(file string, raw []byte, most int, payload string) (*bundle, er
 	return b, nil
 }
 
-// statement reads what was signed, and holds it against the card. Nothing of it counts before the
+// statement reads the signed statement, and compares it with the card. It is not trusted before the
 // signature is verified.
 func (b *bundle) statement(c *Card) (*Predicate, error) {
 	var s statement
@@ -142,7 +142,7 @@ func (b *bundle) statement(c *Card) (*Predicate, error) {
 	return p, nil
 }
 
-// preAuth is DSSE's encoding of what is signed.
+// preAuth returns DSSE's encoding of the bytes to sign.
 func preAuth(kind string, payload []byte) []byte {
 	head := fmt.Sprintf("DSSEv1 %d %s %d ", len(kind), kind, len(payload))
 	return append([]byte(head), payload...)
@@ -152,7 +152,7 @@ func preAuth(kind string, payload []byte) []byte {
 type Signer struct {
 	private ed25519.PrivateKey
 	ID      string
-	Root    bool // it signs trust documents, and no builds
+	Root    bool // signs trust documents only, not builds
 }
 
 // key returns the public key of the signer.
@@ -205,7 +205,7 @@ func (s *Signer) Sign(c *Card, p Predicate) []byte {
 func keyID(public ed25519.PublicKey) (id string, der []byte) {
 	der, err := x509.MarshalPKIXPublicKey(public)
 	if err != nil {
-		panic("portable: " + err.Error()) // an ed25519 key always has such a form
+		panic("portable: " + err.Error()) // cannot happen with an ed25519 key
 	}
 	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:]), der

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// Key is a public key that is trusted, and for what. The bounds are headers of its PEM block, with
-// commas between values: "EPs", "Builders", "Requests"; "Not-After" is a date. "Role: root" is a
-// key that signs trust documents, and no builds.
+// Key is a trusted public key with its restrictions. These are headers of its PEM block, with
+// commas between values: "EPs", "Builders", "Requests"; "Not-After" is a date. "Role: root" marks a
+// key that signs trust documents and not builds.
 type Key struct {
 	ID   string
 	File string // that contains it
 
-	EPs      []string // only builds of these execution providers; none: of all
-	Builders []string // only those that these builders made
-	Requests []string // only those that answer one of these request keys
+	EPs      []string // only for builds of these execution providers; none: all
+	Builders []string // only for builds of these builders
+	Requests []string // only for builds that answer one of these request keys
 	NotAfter time.Time
 	Root     bool
 
@@ -101,7 +101,7 @@ func parseKey(file string, block *pem.Block) (*Key, *FormatError) {
 			if k.Root = value == rootHeaders["Role"]; !k.Root {
 				return nil, wrong(file, name, "%.40q, not root", value)
 			}
-		default: // a bound that is not understood is not dropped
+		default: // refused, because an unknown restriction must not be ignored
 			return nil, wrong(file, name,
 				"no such bound: there are EPs, Builders, Requests, Not-After and Role")
 		}
@@ -124,17 +124,16 @@ func ParseDate(text string) (time.Time, error) {
 	return t.UTC(), nil
 }
 
-// Trust says which signatures count.
+// Trust decides which signatures count.
 type Trust struct {
 	Keys []*Key
-	// Threshold is how many different keys have to have signed a build; 0: one.
+	// Threshold is how many different keys must have signed a build; 0: one.
 	Threshold int
-	// Revoked returns why a build is not to be used though its signature holds, "" if it may be;
-	// nil: nothing is revoked.
+	// Revoked returns why a build with a valid signature is revoked, "" if it is not; may be nil.
 	Revoked func(keyID string, manifest Digest, build Hash) string
 }
 
-// TrustError says why a card is not trusted, and what remedies it. It is no damage.
+// TrustError says why a card is not trusted, with the remedy. The card is not damaged.
 type TrustError struct{ Text, Hint string }
 
 func distrust(format string, args ...any) *TrustError {
@@ -144,8 +143,8 @@ func distrust(format string, args ...any) *TrustError {
 // Error returns the reason.
 func (e *TrustError) Error() string { return e.Text }
 
-// Verify returns what the trusted keys say of the build, and their ids, with commas between them.
-// Without enough of them the error says what is wrong with the first signature that does not count.
+// Verify returns the trusted keys' statement about the build, and their ids, with commas between
+// them. If there are too few, the error says why the first other signature does not count.
 func (t *Trust) Verify(c *Card, now time.Time) (*Predicate, string, error) {
 	var says *Predicate
 	var ids []string
@@ -174,8 +173,8 @@ func (t *Trust) Verify(c *Card, now time.Time) (*Predicate, string, error) {
 	return nil, "", why
 }
 
-// both returns what two keys say alike: the requests of both, and the class of the machine if it is
-// one. The rest of a statement is the same in both, or of no consequence.
+// both combines the statements of two keys: the requests in both, and the machine class if they
+// agree. Other fields are equal or not used.
 func (p *Predicate) both(other *Predicate) *Predicate {
 	out := *p
 	out.Requests = slices.DeleteFunc(slices.Clone(p.Requests), func(r Request) bool {

@@ -13,9 +13,9 @@ import (
 // Peer is the process at the other end of a connection, as the kernel reported it at connect.
 type Peer struct {
 	UID, GID uint32 // effective, as seen from this process's user namespace
-	PID      int32  // for logs: the number may be another process's by now
+	PID      int32  // for logs only, because the pid may be reused
 
-	Slow bool // of a request: one of its files is on a file system that may never answer
+	Slow bool // set in a request with a file on a file system that may never answer
 
 	// Connection is done when the peer's connection ends, whichever end closes it; all its requests
 	// share it. context.AfterFunc releases a claim, which lasts as long as its peer.
@@ -23,32 +23,33 @@ type Peer struct {
 }
 
 // Backend answers requests. Its methods are called at the same time from many goroutines. A context
-// ends when the client cancels, goes away or its deadline passes. An error is sent as it is if it
-// is or wraps an *Error; other errors are logged and sent as class INTERNAL without their text.
+// ends when the client cancels or disconnects, or its deadline passes. An error is sent unchanged
+// if it is or wraps an *Error; other errors are logged and sent as class INTERNAL without their
+// text.
 type Backend interface {
-	// Hello answers the first frame of a connection. Version, uid and daemon uid are filled in by
-	// the server where they are zero.
+	// Hello answers the first frame of a connection. The server sets version, uid and daemon uid if
+	// they are zero.
 	Hello(Peer, *wire.Hello) *wire.HelloReply
 
 	// Acquire answers with a build, or with *NeedError if it wants descriptors for more locations.
 	// The fds are those of all Attach frames and of the request itself; every one has passed
 	// checkFD, and every index in the request is within them. They are closed when Acquire returns:
-	// work that outlives the call keeps duplicates of its own. Progress never blocks, may be called
-	// from any goroutine, and does nothing after Acquire returned.
+	// work that outlives the call needs duplicates. Progress never blocks, may be called from any
+	// goroutine, and does nothing after Acquire has returned.
 	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, fds []*os.File,
 		progress func(*wire.Progress)) (Answer, error)
 
-	// Put stores what the holder of a claim compiled. Files, progress and answer are as for
+	// Put stores the artefact that a claimant compiled. Files, progress and answer are as for
 	// Acquire.
 	Put(ctx context.Context, peer Peer, request *wire.Put, fds []*os.File,
 		progress func(*wire.Progress)) (Answer, error)
 
-	// Import stores a build of another machine, or says what would become of it. Files and progress
-	// are as for Acquire.
+	// Import stores a build of another machine, or without files returns the outcome that it would
+	// have. Files and progress are as for Acquire.
 	Import(ctx context.Context, peer Peer, request *wire.Import, fds []*os.File,
 		progress func(*wire.Progress)) (*wire.ImportReply, error)
 
-	// Export returns what is known of a build, and its view's directory, as Acquire does.
+	// Export returns the description of a build, and its view's directory as Acquire does.
 	Export(ctx context.Context, peer Peer, request *wire.Export) (*wire.ExportReply,
 		*os.File, error)
 
@@ -58,7 +59,8 @@ type Backend interface {
 	Ask(ctx context.Context, peer Peer, request proto.Message,
 		progress func(*wire.Progress)) (proto.Message, error)
 
-	// Stop begins to end the daemon, and returns the read end of a pipe that ends with the process.
+	// Stop begins to end the daemon, and returns the read end of a pipe whose write end closes with
+	// the process.
 	Stop(context.Context, Peer) (*os.File, error)
 
 	// Subscribe calls send with each event that the peer may see, until the context ends or send
@@ -70,13 +72,13 @@ type Backend interface {
 
 // Answer is the build of Backend.Acquire or Backend.Put.
 type Answer struct {
-	Reply *wire.AcquireReply // without the descriptor's index, which the server fills in
+	Reply *wire.AcquireReply // without the descriptor's index, which the server sets
 	// the view's directory: sent as descriptor 0, then closed by the server; nil if there is none
 	View *os.File
 }
 
-// NeedError is returned by Backend.Acquire for a model that refers to external data which did not
-// come along.
+// NeedError is returned by Backend.Acquire for a model that refers to external data which the
+// client has not sent.
 type NeedError struct {
 	Locations []string // as the model spells them
 	Members   []uint32 // in a group, each location's model: 0 is Acquire.model; nil: all 0

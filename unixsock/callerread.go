@@ -6,17 +6,18 @@ import (
 	"time"
 )
 
-// To wake a goroutine that reads and then wakes the caller takes longer than the daemon's work for
-// a hit. So the caller of the only request reads its answer, in one system call that blocks.
-// Answers that take longer, and those to requests that came meanwhile, are left to a goroutine, the
-// reader. It stops when no answer is to come, also of those with callers that gave up: an unread
-// descriptor keeps its build leased.
+// Waking a reader goroutine, which then wakes the caller, takes longer than the daemon's work for a
+// hit. Therefore, if there is only one request, its caller reads the answer itself, in one blocking
+// system call. A goroutine, the reader, reads slower answers and those to requests that begin in
+// the meantime. It stops only when no answer is outstanding, also those whose callers gave up,
+// because an unread descriptor keeps its build leased.
 
-// callerReadLimit is how long a caller reads, rounded up to the kernel's ticks; its context can end
-// meanwhile, and is looked at afterwards.
+// callerReadLimit is how long a caller reads, rounded up to the kernel's ticks. The end of its
+// context is noticed only afterwards.
 const callerReadLimit = 2 * time.Millisecond
 
-// becomeReader makes the caller the reader, until rest, unless there is one; it reports whether.
+// becomeReader makes the caller the reader until stopReading, and reports false if there is a
+// reader.
 func (c *Client) becomeReader() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -31,8 +32,8 @@ func (c *Client) continueReading() {
 	}
 }
 
-// stopReading ends the reading where no answer is to come, and reports whether. Close waits for the
-// goroutine that reads at that moment, which ends the connection.
+// stopReading stops reading if no answer is outstanding, and reports whether it did. Close waits
+// for the current reader, which ends the connection.
 func (c *Client) stopReading() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -40,7 +41,7 @@ func (c *Client) stopReading() bool {
 	return !c.reading
 }
 
-// readOwnAnswer returns when the answer has come, or another goroutine reads.
+// readOwnAnswer returns when the answer has arrived, or another goroutine reads.
 func (c *Client) readOwnAnswer() {
 	if !c.becomeReader() {
 		return

@@ -56,8 +56,8 @@ func Ask[R any](ctx context.Context, c *Client, request proto.Message,
 }
 
 // ListPages calls fn with the builds of one page after the other, and stops at its first error,
-// which it returns. The request then says with after where it stopped: behind the last page that fn
-// had. Progress is as for Ask.
+// which it returns. Then the request's after is set to continue after the last page that fn got.
+// Progress is as for Ask.
 func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wire.Progress),
 	fn func([]*wire.Build) error) error {
 	for {
@@ -75,8 +75,8 @@ func (c *Client) ListPages(ctx context.Context, r *wire.List, progress func(*wir
 	}
 }
 
-// Follow waits for a job's end, and gives the job as it ended. That it failed is no error of this
-// call. Progress is as for Ask.
+// Follow waits for a job's end, and returns its final state. The failure of the job is not an error
+// of the call. Progress is as for Ask.
 func (c *Client) Follow(ctx context.Context, r *wire.Follow,
 	progress func(*wire.Progress)) (*wire.Job, error) {
 	reply, err := Ask[wire.JobsReply](ctx, c, r, progress)
@@ -89,7 +89,7 @@ func (c *Client) Follow(ctx context.Context, r *wire.Follow,
 	return nil, violation("the daemon answered with %d jobs to Follow", len(reply.GetJobs()))
 }
 
-// Stop has the daemon end. It returns when the process has ended, or with an error of the context.
+// Stop tells the daemon to end, and returns when the process has ended or ctx is done.
 func (c *Client) Stop(ctx context.Context) error {
 	answer, err := c.ask(ctx, &wire.Stop{}, nil, nil)
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Client) Stop(ctx context.Context) error {
 		closeFiles(answer.files)
 		return unexpected(answer.envelope)
 	}
-	ended := make(chan error, 1) // the pipe of some daemons has no deadlines
+	ended := make(chan error, 1) // a goroutine, because not every pipe supports deadlines
 	ends := answer.files[0]
 	go func() {
 		_, err := io.Copy(io.Discard, ends)
@@ -113,18 +113,18 @@ func (c *Client) Stop(ctx context.Context) error {
 	}
 }
 
-// maxNeedReplies bounds how often a daemon may ask for more external data for one request: once is
-// enough, unless a model was changed in between.
+// maxNeedReplies bounds how often a daemon may ask for more external data for one request. Once
+// suffices, unless the model changes in between.
 const maxNeedReplies = 3
 
 // External opens external data by its location as the model spells it. member is the model that
 // refers to it: 0 is Acquire.model (always without a group), 1 the first of Acquire.group.
 type External func(member int, location string) (*os.File, error)
 
-// Acquire asks for a build. The request's fields "fd" are indices into fds, which stay the
-// caller's. External data that the daemon asks for is opened by external (nil if there can be
-// none), and closed here. Progress may be nil; it is called on this goroutine. The file, nil if the
-// answer has none, is the view's directory: the caller's, and the lease.
+// Acquire requests a build. The request's fields "fd" are indices into fds, which the caller
+// closes. If the daemon asks for external data, Acquire opens it with external, which may be nil,
+// and closes it. Progress may be nil; it is called on this goroutine. The file, nil if the answer
+// has none, is the view's directory. It is the lease, and the caller closes it.
 func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.File,
 	external External, progress func(*wire.Progress)) (*wire.AcquireReply, *os.File, error) {
 	all := slices.Clip(fds)
@@ -140,7 +140,7 @@ func (c *Client) Acquire(ctx context.Context, request *wire.Acquire, fds []*os.F
 		}
 		closeFiles(answer.files)
 		if asked == 0 {
-			request = proto.CloneOf(request) // the caller's stays as it is
+			request = proto.CloneOf(request) // so that the caller's is unchanged
 		}
 		if all, err = openNeeded(request, all, need, external); err != nil {
 			return nil, nil, err
@@ -162,8 +162,8 @@ func (c *Client) Put(ctx context.Context, request *wire.Put, fds []*os.File,
 	return buildOf(answer)
 }
 
-// Import sends a build of another machine. Files are as Put's; without any the daemon only says
-// what would become of the build.
+// Import sends a build of another machine. Files are as Put's; without any the daemon only returns
+// the outcome that an import would have.
 func (c *Client) Import(ctx context.Context, request *wire.Import, fds []*os.File,
 	progress func(*wire.Progress)) (*wire.ImportReply, error) {
 	answer, err := c.askWithFiles(ctx, "import", request, fds, progress)
@@ -177,8 +177,8 @@ func (c *Client) Import(ctx context.Context, request *wire.Import, fds []*os.Fil
 	return nil, unexpected(answer.envelope)
 }
 
-// Export asks for a build to take it away. The file is the view's directory: the caller's, and the
-// lease.
+// Export requests a build for export. The file is the view's directory. It is the lease, and the
+// caller closes it.
 func (c *Client) Export(ctx context.Context, build string) (*wire.ExportReply, *os.File, error) {
 	answer, err := c.ask(ctx, &wire.Export{Build: build}, nil, nil)
 	if err != nil {

@@ -23,24 +23,24 @@ type connection struct {
 	peer     Peer
 	user     *user
 	account  account
-	released bool         // it is not in Server.total any more; guarded by Server.mu
-	used     atomic.Int64 // when its last request came, or it was made; UnixNano
+	released bool         // no longer counted in Server.total; guarded by Server.mu
+	used     atomic.Int64 // UnixNano of its last request, or of its beginning
 
-	ended chan error // why there is no more to read; buffered
-	reads heldSlot   // in which the next frame is read; of the goroutine that reads
+	ended chan error // why reading ended; buffered
+	reads heldSlot   // slot for reading the next frame; used by the reading goroutine
 
-	ctx      context.Context // ends the requests
+	ctx      context.Context // cancels the requests
 	cancel   context.CancelFunc
-	inFlight atomic.Int64   // requests with an answer that is not sent
+	inFlight atomic.Int64   // requests without a sent answer
 	handlers sync.WaitGroup // their goroutines
-	// answers with descriptors since the peer was last seen to have read everything
+	// unread counts answers with descriptors since the peer was last known to have read everything.
 	unread atomic.Int64
 
 	subscriptions atomic.Int64
 
 	mu       sync.Mutex
-	requests map[uint64]*request  // being answered, or gathering descriptors
-	claims   map[string]time.Time // that its client holds, and when they end
+	requests map[uint64]*request  // being answered, or waiting for descriptors
+	claims   map[string]time.Time // ends of the claims that its client holds
 }
 
 func (s *Server) newConnection(accepted net.Conn) (*connection, error) {
@@ -72,7 +72,8 @@ func (c *connection) refuse(err error) {
 	c.closeSilently()
 }
 
-// closeSilently closes a connection without a word: the client may find or start another daemon.
+// closeSilently closes a connection without a reason, so that the client may find or start another
+// daemon.
 func (c *connection) closeSilently() {
 	c.cancel()
 	c.stream.closeDescriptors()
@@ -104,7 +105,7 @@ func (c *connection) serve() {
 	}
 }
 
-// chargeFrames bounds what the unfinished frames of one user take.
+// chargeFrames bounds the memory of one user's unfinished frames.
 func (c *connection) chargeFrames(bytes int) error {
 	if c.user.frameBytes.Add(int64(bytes)) > int64(c.server.limits.FrameBytesPerUID) && bytes > 0 {
 		c.user.frameBytes.Add(-int64(bytes))
@@ -115,8 +116,8 @@ func (c *connection) chargeFrames(bytes int) error {
 	return nil
 }
 
-// idle reports whether nothing is lost if the connection closes: its client waits for no answer,
-// and holds no claim. Descriptors without a request do not count.
+// idle reports whether the connection may be closed without harm, because its client waits for no
+// answer and holds no claim. Descriptors without a request do not count.
 func (c *connection) idle(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,8 +152,8 @@ func (c *connection) removeClaim(id string) {
 }
 
 func (c *connection) continueReading() {
-	// The context is looked at each time: the end of a frame takes its deadline away, and with it
-	// the one that would have woken the reader.
+	// Checked each time, because the end of a frame resets the deadline that would have woken the
+	// reader.
 	for c.ctx.Err() == nil {
 		mine, err := c.receive()
 		if err != nil {
@@ -167,9 +168,9 @@ func (c *connection) continueReading() {
 	c.stopReading(nil)
 }
 
-// takeReadSlot waits for a slot to read the next frame in, unless the connection has one. With
-// hundreds of connections that have frames, a request of another user would be read after these,
-// because the Go scheduler is fair to goroutines and not to users.
+// takeReadSlot waits for a slot to read the next frame in, unless the connection has one. Without
+// slots, a user with hundreds of connections would delay other users, because the Go scheduler is
+// fair to goroutines and not to users.
 func (c *connection) takeReadSlot() {
 	if c.reads.requestSlot == nil {
 		c.reads = c.user.slots.take(c.ctx, nil)
@@ -181,14 +182,14 @@ func (c *connection) endReadSlot() {
 	c.reads = heldSlot{}
 }
 
-// stopReading cancels all requests, because their answers could not be sent or would not be read.
+// stopReading cancels all requests, because their answers cannot be sent or read any more.
 func (c *connection) stopReading(err error) {
 	c.endReadSlot()
 	c.cancel()
 	c.ended <- err
 }
 
-// sendViolation reports to the client which rule it broke. There is no more to do for it.
+// sendViolation tells the client which rule it broke.
 func (c *connection) sendViolation(err error) error {
 	if e, is := errors.AsType[*Error](err); is && c.ctx.Err() == nil {
 		return errors.Join(err, c.send(c.ctx, envelopeOf(0, toWire(e)), nil))

@@ -12,8 +12,8 @@ func descriptorRefusal(format string, args ...any) *Error {
 	return &Error{Class: wire.ErrorClass_BAD_REQUEST, Text: fmt.Sprintf(format, args...)}
 }
 
-// checkAcquire holds the descriptors of a request against what it says about them. slow is as that
-// of checkFD, for any of them.
+// checkAcquire checks the descriptors of a request against its fields. slow is checkFD's result,
+// for any of them.
 func checkAcquire(a *wire.Acquire, fds []int) (slow bool, err error) {
 	if a.GetModel() == nil {
 		return false, descriptorRefusal("acquire: no model")
@@ -64,7 +64,7 @@ func checkPutFiles(request string, files []*wire.PutFile, fds []int) (slow bool,
 	})
 }
 
-// namer is called for each descriptor that a request names.
+// namer is a function that is called for each descriptor that a request names.
 type namer func(fd uint32, kind, name string)
 
 // checkDescriptors fails unless every index that the request names has a descriptor, and all may be

@@ -14,13 +14,14 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Dialer says how to connect. The zero value does not wait for a daemon that is not there.
+// Dialer configures a connection. The zero value does not wait for a daemon to start.
 type Dialer struct {
 	Name string // for the daemon's log: "epcachectl 0.1.0"
-	// for a daemon that is just starting: none listens yet, or the previous one stopped answering
+	// Wait is how long to wait for a daemon that is starting: none listens yet, or the previous one
+	// stopped answering.
 	Wait time.Duration
-	// for the first answer; 0: 10 s. A restart under socket activation, and a stopped daemon, look
-	// like a slow answer
+	// HelloTimeout is for the first answer; 0: 10 s. A restart under socket activation, and a
+	// suspended daemon, look like a slow answer.
 	HelloTimeout time.Duration
 }
 
@@ -50,8 +51,7 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 	}
 }
 
-// How long a daemon that is not there yet is waited for at first, and at last: twice as long each
-// time.
+// The shortest and longest pause between tries; each is twice the previous one.
 const (
 	firstPause   = 2 * time.Millisecond
 	longestPause = 100 * time.Millisecond
@@ -79,15 +79,15 @@ func connectFirst(ctx context.Context, paths []string) (*net.UnixConn, string, e
 			return conn.(*net.UnixConn), path, nil
 		case notConnected(err):
 			failed = errors.Join(failed, noDaemon(path, err))
-		case errors.Is(err, syscall.EINVAL): // that is all that the kernel says of it
+		case errors.Is(err, syscall.EINVAL): // the kernel's only error for it
 			long := fmt.Errorf("the path has %d bytes, more than a socket's path may "+
 				"have", len(path))
 			failed = errors.Join(failed, noDaemon(path, long))
 		case errors.Is(err, fs.ErrPermission):
-			// The next path may be allowed: under sudo, HOME may be that of another user.
+			// Try the next path, because under sudo HOME may be another user's.
 			denied = errors.Join(denied, err)
 		default:
-			return nil, path, err // this process gave up
+			return nil, path, err // the caller's context ended
 		}
 	}
 	return nil, "", cmp.Or(denied, failed)
@@ -146,7 +146,7 @@ func exchangeHello(s *stream, name string, limit time.Duration) (*wire.HelloRepl
 	}
 	defer putBuffer(frame)
 	err = s.write(context.Background(), *frame, nil, limit) // no other goroutine writes yet
-	// a daemon that refuses at once has said why, before it closed
+	// a daemon that refuses the connection sends the reason before it closes
 	if err != nil && !closedByPeer(err) {
 		return nil, lost(err)
 	}
@@ -167,7 +167,7 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 		return nil, err
 	}
 	fds, err := s.takeDescriptors(at, int(envelope.GetDescriptors()))
-	closeAll(fds) // none are expected
+	closeAll(fds) // none is expected
 	if err != nil {
 		return nil, err
 	}
@@ -186,11 +186,12 @@ func helloReplyOf(s *stream, payload []byte, at int64) (*wire.HelloReply, error)
 	return reply, nil
 }
 
-// QuickHelloTimeout is the HelloTimeout where an application falls back: too short to notice.
+// QuickHelloTimeout is the HelloTimeout for applications that can fall back, too short to be
+// noticed.
 const QuickHelloTimeout = 50 * time.Millisecond
 
 // ConnectionEnded reports whether a connection ended without a reason, so that the request may be
-// repeated on another one. An error from the daemon, or a breach of the protocol, is an answer.
+// repeated on another one. It is false for an error from the daemon or a violation of the protocol.
 func ConnectionEnded(err error) bool {
 	_, said := errors.AsType[*Error](err)
 	return errors.Is(err, ErrConnectionLost) && !said

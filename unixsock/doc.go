@@ -6,11 +6,11 @@
 // descriptors travel with its first byte. wire/epcached.proto has the rules beside the fields
 // they belong to.
 //
-// Promises: no memory is taken on the word of a peer, only for bytes that arrived; every descriptor
-// that arrives is closed on every path, also when its frame is bad; a peer that does not read, does
-// not finish a frame, or asks for too much loses its own connection only. Requests of one
-// connection run at the same time and are answered in any order. An error matches the same
-// errors.Is on both ends.
+// Promises: memory is allocated only for bytes that have arrived, not for lengths that a peer
+// states; every descriptor that arrives is closed on every path, also when its frame is bad; a peer
+// that does not read, does not finish a frame, or asks for too much loses its own connection only.
+// Requests of one connection run at the same time and are answered in any order. An error matches
+// the same errors.Is on both ends.
 //
 // Start at Server with Backend for the daemon's end, and at Dial, Client.Acquire and Ask for the
 // client's; package clients/epcache loads builds with it.

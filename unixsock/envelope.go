@@ -85,7 +85,7 @@ func (s *stream) envelope(timeout time.Duration) (e *wire.Envelope, fds []int, s
 
 var bodyOneof = (*wire.Envelope)(nil).ProtoReflect().Descriptor().Oneofs().ByName("body")
 
-// bodyFields has the fields of an envelope by what they carry. No two carry the same.
+// bodyFields has the fields of an envelope by their message types, which are all different.
 var bodyFields = func() map[protoreflect.MessageDescriptor]protoreflect.FieldDescriptor {
 	fields := make(map[protoreflect.MessageDescriptor]protoreflect.FieldDescriptor)
 	for i := range bodyOneof.Fields().Len() {
@@ -118,7 +118,7 @@ func envelopeOf(number uint64, message proto.Message) *wire.Envelope {
 	return e
 }
 
-// bodyOf returns the message that an envelope carries, nil if there is none that is known here.
+// bodyOf returns the message that an envelope carries, nil if there is none or it is unknown.
 func bodyOf(e *wire.Envelope) proto.Message {
 	m := e.ProtoReflect()
 	field := m.WhichOneof(bodyOneof)

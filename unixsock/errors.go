@@ -60,13 +60,13 @@ var (
 // Error is an error that crosses the socket.
 type Error struct {
 	Class wire.ErrorClass   // errors.Is compares it: ErrNotFound and its like
-	Text  string            // for people: object and cause, lower case
+	Text  string            // for users: object and cause, lower case
 	Hint  string            // what to do; may be empty
 	Facts map[string]string // "request_key", "build", "code", "file", "field", "offset", ...
-	Err   error             // the cause; stays on its own end
+	Err   error             // the cause; not sent
 }
 
-// Error is the text, or the class where there is none.
+// Error returns the text, or the class if there is none.
 func (e *Error) Error() string {
 	return cmp.Or(e.Text, class(e.Class).Error())
 }
@@ -74,8 +74,8 @@ func (e *Error) Error() string {
 // Unwrap returns the cause, on the end where the error was made.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is holds for the sentinel of the error's class, and for the context package's errors where they
-// mean the same.
+// Is reports whether target is the sentinel of the error's class, or the equivalent error of
+// package context.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case context.Canceled:
@@ -104,11 +104,11 @@ func ClassOf(err error) wire.ErrorClass {
 	return wire.ErrorClass_INTERNAL
 }
 
-// maxErrorText keeps an error, with the compiler's last words in it, well inside a frame.
+// maxErrorText bounds an error with the compiler's output, so that it fits into a frame.
 const maxErrorText = 64 << 10
 
-// toWire converts an error of a backend for the client. The text of an internal error stays here:
-// it would name files and libraries that are none of the client's business.
+// toWire converts an error of a backend for the client. It omits the text of an internal error,
+// which may name files and libraries that the client may not know.
 func toWire(err error) *wire.Error {
 	e, is := errors.AsType[*Error](err)
 	class := ClassOf(err)
@@ -122,7 +122,7 @@ func toWire(err error) *wire.Error {
 	return w
 }
 
-// fromWire treats a class of a later version as an internal error: its remedy is not known here.
+// fromWire treats an unknown class of a later version as an internal error.
 func fromWire(w *wire.Error) *Error {
 	class := w.GetClass()
 	if classText[class] == "" {
@@ -147,7 +147,7 @@ func boundFacts(facts map[string]string) map[string]string {
 }
 
 // cut shortens text to at most n bytes, at the boundary of a character, and makes it valid UTF-8:
-// protobuf refuses strings that are not, and compilers print anything.
+// because protobuf refuses other strings, and compilers may print any bytes.
 func cut(text string, n int) string {
 	if len(text) > n {
 		for n > 0 && !utf8.RuneStart(text[n]) {

@@ -7,8 +7,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// gates bound how many requests that go over the whole store run at the same time, of each user and
-// in all, because their memory and their answers are large. Such a request holds its slot until its
+// gates bound how many requests about the whole store run at the same time, for each user and in
+// all, because their memory and their answers are large. Such a request holds its slot until its
 // answer is written, so that a client that does not read keeps few answers in memory.
 // Administrators have gates of their own, so that no other user can keep them waiting.
 type gates struct {

@@ -134,14 +134,14 @@ func (c *connection) ask(r *request, message proto.Message) (proto.Message, erro
 	return reply, err
 }
 
-// failure logs the details that are kept from the client, and returns the rest.
+// failure logs the details that the client must not see, and returns the rest.
 func (c *connection) failure(r *request, err error) *wire.Error {
 	err = c.server.Errors(err)
 	if refused := c.server.refused(); refused != nil {
 		err = refused
 	}
 	if ended := r.ctx.Err(); ended != nil && ClassOf(err) == wire.ErrorClass_INTERNAL {
-		err = &Error{Class: ClassOf(ended), Err: err} // it failed for that
+		err = &Error{Class: ClassOf(ended), Err: err} // the end of the context is the cause
 	}
 	if ClassOf(err) == wire.ErrorClass_INTERNAL {
 		c.server.Log.Error("request", "uid", c.peer.UID, "pid", c.peer.PID, "number", r.number,

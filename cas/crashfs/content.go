@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// content is what a file holds: its size, and its bytes but for holes. A database has 16 MiB, and
-// hardly anything in them.
+// content is a file's content: its size, and its bytes without holes, because a database has 16 MiB
+// that are mostly holes.
 type content struct {
 	size int64
 	runs []run // in order
@@ -19,10 +19,10 @@ type run struct {
 	bytes []byte
 }
 
-// Linux's ways to look for what is no hole, and for the next hole. A store works there only.
+// Linux's SEEK_DATA and SEEK_HOLE.
 const seekData, seekHole = 3, 4
 
-// contentOf reads a file, of which only it moves the offset.
+// contentOf reads a file. It moves the offset.
 func contentOf(f *os.File) (c content, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -30,7 +30,7 @@ func contentOf(f *os.File) (c content, err error) {
 	}
 	c.size = info.Size()
 	for at := int64(0); at < c.size; {
-		// nothing but a hole up to the end
+		// only a hole up to the end
 		if at, err = f.Seek(at, seekData); errors.Is(err, syscall.ENXIO) {
 			return c, nil
 		} else if err != nil {
@@ -52,7 +52,7 @@ func contentOf(f *os.File) (c content, err error) {
 	return c, nil
 }
 
-// flat returns all bytes, those of the holes too.
+// flat returns all bytes, with those of the holes.
 func (c content) flat() []byte {
 	b := make([]byte, c.size)
 	for _, r := range c.runs {
@@ -61,7 +61,7 @@ func (c content) flat() []byte {
 	return b
 }
 
-// write makes a file that holds it.
+// write makes a file with this content.
 func (c content) write(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -9,12 +9,12 @@ import (
 	"slices"
 )
 
-// Loss is what a power cut does to what was not synced.
+// Loss is the effect of a power cut on unsynced changes.
 type Loss int
 
 const (
 	Nothing    Loss = iota // the program was killed: the kernel keeps everything
-	Everything             // nothing that was not synced is left
+	Everything             // all unsynced changes are lost
 	Some                   // each name and each file on its own, at random
 )
 
@@ -35,7 +35,7 @@ type crash struct {
 	made   map[key]string // copies, so that two names of a file stay one file
 }
 
-// lost tosses a coin for one thing that was not synced.
+// lost decides whether one unsynced change is lost.
 func (c *crash) lost() bool {
 	switch c.loss {
 	case Nothing:
@@ -46,8 +46,7 @@ func (c *crash) lost() bool {
 	return c.random.IntN(2) == 0
 }
 
-// names returns what the directory leads to after the crash: for each name what
-// it led to when it was synced, or what it leads to now.
+// names returns the directory's entries after the crash: each name as of the last sync, or as now.
 func (c *crash) names(path string, now map[string]key) map[string]key {
 	synced := c.fs.dirs[path]
 	if c.loss == Nothing {
@@ -62,7 +61,7 @@ func (c *crash) names(path string, now map[string]key) map[string]key {
 			all = append(all, name)
 		}
 	}
-	slices.Sort(all) // so that a seed means the same every time
+	slices.Sort(all) // so that a seed has the same effect every time
 	after := make(map[string]key)
 	for _, name := range all {
 		k, is := now[name]
@@ -99,7 +98,7 @@ func (c *crash) dir(from, to string) error {
 				return err
 			}
 			if now[name] != k {
-				continue // a removed directory is back, and empty, whatever has its name now
+				continue // a removed directory is back, and empty
 			}
 			if err := c.dir(filepath.Join(from, name), target); err != nil {
 				return err
@@ -125,17 +124,17 @@ func (c *crash) file(k key, from, to string) error {
 	return held.write(to)
 }
 
-// content returns what a file holds after the crash.
+// content returns a file's content after the crash.
 func (c *crash) content(k key, from string) (content, error) {
 	file := c.fs.files[k]
-	if file == nil { // made behind our back, as bbolt does
+	if file == nil { // not made through FS, as by bbolt
 		f, err := os.Open(from)
 		if errors.Is(err, fs.ErrNotExist) {
-			return content{}, nil // it has another name by now; empty is as good a loss as any
+			return content{}, nil // it was renamed; an empty file is a possible loss too
 		} else if err != nil {
 			return content{}, err
 		}
-		defer f.Close() // only read from
+		defer f.Close() // opened for reading
 		return contentOf(f)
 	}
 	now, err := file.content()
@@ -148,7 +147,7 @@ func (c *crash) content(k key, from string) (content, error) {
 	if c.loss == Everything || c.random.IntN(3) == 0 || now.size <= file.synced.size {
 		return file.synced, nil
 	}
-	// The size made it to the disk, some of the bytes did not.
+	// The new size is on the disk, but some bytes are not.
 	torn := now.flat()
 	tail := torn[file.synced.size:]
 	clear(tail[c.random.IntN(len(tail)+1):])

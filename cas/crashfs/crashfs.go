@@ -10,33 +10,33 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// ErrStopped is what every step gives from the one on at which the file system stops.
+// ErrStopped is the error of every step from the one on at which the file system stops.
 var ErrStopped = errors.New("the machine has stopped")
 
-// FS is a cas.FS; see the package comment. All methods may be called at the same time.
+// FS is a cas.FS; see the package comment. It is safe for concurrent use.
 type FS struct {
 	cas.OS
 	root string
 
-	mu    sync.Mutex // guards all below, and makes each step one
+	mu    sync.Mutex // guards the fields below, and makes steps atomic
 	steps int
-	stop  int   // the step that is not carried out, and none after it; 0: none
+	stop  int   // the first step that is not carried out; 0: none
 	fail  int   // the one step that fails
-	err   error // with this error
+	err   error // its error
 	files map[key]*file
 	dirs  map[string]map[string]key // directory -> names at its last SyncDir
 }
 
-// key is what a directory's name leads to.
+// key identifies the file that a name leads to.
 type key struct {
 	dev, ino uint64
 	dir      bool
 }
 
 type file struct {
-	hold   *os.File // keeps the inode from being used for another file, and does not count as open
+	hold   *os.File // prevents reuse of the inode, without counting as open
 	synced content
-	failed bool // a Sync failed: what was not synced then is lost, and no later Sync reports it
+	failed bool // a Sync failed: unsynced bytes are lost, and no later Sync reports it
 }
 
 // New returns a file system for the tree below root. Files that exist now count as synced.
@@ -62,14 +62,14 @@ func New(root string) (*FS, error) {
 // ErrStopped without being carried out.
 func (f *FS) StopAt(step int) { f.mu.Lock(); f.stop = step; f.mu.Unlock() }
 
-// FailAt makes only the step of that number, from 1, fail with err. A failing Sync loses what was
-// not synced, and the next Sync of that file pretends that all is well, as Linux does.
+// FailAt makes only the step of that number, from 1, fail with err. A failing Sync loses the
+// unsynced bytes, and the next Sync of that file succeeds, as on Linux.
 func (f *FS) FailAt(step int, err error) { f.mu.Lock(); f.fail, f.err = step, err; f.mu.Unlock() }
 
 // Steps returns how many steps there have been.
 func (f *FS) Steps() int { f.mu.Lock(); defer f.mu.Unlock(); return f.steps }
 
-// Close gives up the files that it holds.
+// Close closes the files that it holds.
 func (f *FS) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,7 +83,7 @@ func (f *FS) Close() error {
 	return err
 }
 
-// step counts, with mu held.
+// step counts a step. The caller holds mu.
 func (f *FS) step() error {
 	f.steps++
 	switch {
@@ -131,7 +131,7 @@ func keysIn(path string) (map[string]key, error) {
 	return names, nil
 }
 
-// rememberDir takes the names of a directory as they are.
+// rememberDir records the names of a directory as synced.
 func (f *FS) rememberDir(path string) error {
 	names, err := keysIn(path)
 	if err == nil {
@@ -156,13 +156,13 @@ func (f *FS) file(open *os.File) (*file, error) {
 	return f.files[k], nil
 }
 
-// openPath is Linux's O_PATH. The store asks the kernel whether a file is open before it removes
-// it.
+// openPath is Linux's O_PATH. Such a descriptor does not count as open when the store asks the
+// kernel.
 const openPath = 0x200000
 
 func throughFD(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// content returns what the file holds now.
+// content returns the file's current content.
 func (f *file) content() (content, error) {
 	open, err := os.Open(throughFD(f.hold))
 	if err != nil {
@@ -172,7 +172,7 @@ func (f *file) content() (content, error) {
 	return contentOf(open)
 }
 
-// rememberBytes takes the bytes of a file as they are.
+// rememberBytes records the bytes of a file as synced.
 func (f *FS) rememberBytes(open *os.File) error {
 	file, err := f.file(open)
 	if err != nil {
@@ -207,13 +207,13 @@ func (f *FS) WriteAt(open *os.File, p []byte, off int64) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.step(); err != nil {
-		n, _ := f.OS.WriteAt(open, p[:len(p)/2], off) // err says enough
+		n, _ := f.OS.WriteAt(open, p[:len(p)/2], off) // the error is returned below
 		return n, err
 	}
 	return f.OS.WriteAt(open, p, off)
 }
 
-// Clone is not to be had here, so that every byte is seen.
+// Clone is not supported, so that every byte passes through WriteAt.
 func (f *FS) Clone(dst, src *os.File) error { return errors.ErrUnsupported }
 
 // Truncate is a step.
