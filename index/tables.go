@@ -180,7 +180,7 @@ func (cs *Counters) save() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for name := range cs.unsaved {
-		_ = cs.table.Save([]byte(name), encodeNumbers(cs.counts[name])) // cannot fail: the row is small
+		_ = cs.table.Save([]byte(name), encodeNumbers(cs.counts[name])) // cannot fail: it is small
 	}
 	clear(cs.unsaved)
 }

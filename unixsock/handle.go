@@ -153,13 +153,13 @@ func (c *connection) failure(r *request, err error) *wire.Error {
 // errNotReading ends a connection if its client leaves too many answers unread for too long.
 var errNotReading = errors.New("the client does not read its answers")
 
-// answer ends a request with its one answer. The view is closed here. An error means that the
-// connection is done for.
+// answer sends the answer of a request, and closes the view. After an error the connection is
+// unusable.
 func (c *connection) answer(r *request, reply proto.Message, view *os.File) error {
 	c.finish(r)
 	defer func() {
 		end := func() {
-			closeFiles(r.files) // the client has its answer, and need not wait for this
+			closeFiles(r.files) // after the answer, because closing may block
 			c.user.descriptors.Add(-int64(len(r.files)))
 		}
 		if r.slow {
@@ -179,7 +179,7 @@ func (c *connection) answer(r *request, reply proto.Message, view *os.File) erro
 	}
 	err := c.send(c.ctx, envelope, fds)
 	runtime.KeepAlive(view)
-	if busy, is := errors.AsType[*Error](err); is { // not sent, and the client can get the reason
+	if busy, is := errors.AsType[*Error](err); is { // the answer was not sent, but the error can be
 		err = c.send(c.ctx, envelopeOf(r.number, toWire(busy)), nil)
 	}
 	if err != nil {
@@ -188,7 +188,7 @@ func (c *connection) answer(r *request, reply proto.Message, view *os.File) erro
 	return err
 }
 
-// send writes one frame. Only after an *Error is the connection as good as before.
+// send writes one frame. After an error other than an *Error the connection is unusable.
 func (c *connection) send(ctx context.Context, envelope *wire.Envelope, fds []int) error {
 	frame, err := encode(envelope)
 	if err != nil {
@@ -211,9 +211,9 @@ func (c *connection) send(ctx context.Context, envelope *wire.Envelope, fds []in
 	return c.sendDescriptors(ctx, *frame, fds)
 }
 
-// sendDescriptors sends an answer with descriptors once few enough of the earlier ones are under
-// way: the kernel limits those of the whole daemon, so a client that does not read could else
-// starve all others.
+// sendDescriptors sends an answer with descriptors. It waits until the client has read enough
+// earlier ones, because the kernel limits the unread descriptors of the whole daemon, and a client
+// that does not read would starve all others.
 func (c *connection) sendDescriptors(ctx context.Context, frame []byte, fds []int) error {
 	end := time.Now().Add(c.server.limits.WriteTimeout)
 	for {
@@ -223,7 +223,7 @@ func (c *connection) sendDescriptors(ctx context.Context, frame []byte, fds []in
 		c.unread.Add(1)
 		c.user.unread.Add(1)
 		err := c.stream.write(ctx, frame, fds, c.server.limits.WriteTimeout)
-		// the kernel has too many descriptors of this user under way
+		// too many unread descriptors
 		if !errors.Is(err, syscall.ETOOMANYREFS) {
 			return err
 		}
@@ -291,13 +291,13 @@ func (c *connection) noteReadLocked() {
 	}
 }
 
-// closeAfterRead closes the connection, but only after its last answers with descriptors were read
-// or the client is gone: until then they count against its user, or one could leave 8 behind with
-// each of any number of connections.
+// closeAfterRead closes the connection after its answers with descriptors were read or the client
+// has disconnected. Until then they count against its user, because otherwise a user could leave
+// some unread with any number of connections.
 func (c *connection) closeAfterRead() {
 	poll := maxDrainPoll
-	// Notifies the client that there is no more; what was sent stays readable. An error means that
-	// it is gone.
+	// Tells the client that no more data follow; sent data stay readable. An error means that it
+	// has disconnected.
 	_ = c.stream.conn.CloseWrite()
 	_ = c.stream.conn.CloseRead()
 	for {
@@ -308,6 +308,6 @@ func (c *connection) closeAfterRead() {
 		poll = min(2*poll, time.Second)
 	}
 	c.user.unread.Add(-c.unread.Swap(0))
-	// Everything was sent or given up by now.
+	// All data were sent or dropped by now.
 	_ = c.stream.conn.Close()
 }

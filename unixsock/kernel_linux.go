@@ -13,11 +13,11 @@ import (
 )
 
 // checkFD reports whether a descriptor that a client sent may be read: a regular file (a sealed or
-// plain memory file is one), opened for reading. O_PATH descriptors are refused before anything
-// else looks at them: a privileged daemon that reopened one would read what its sender may not. The
-// error matches ErrBadRequest. O_NONBLOCK is cleared: Go's runtime polls such files as they become
-// an [os.File], and a file system of another user's may never answer that, which would stop the
-// whole process. slow: it is on a file system that may never answer anything else.
+// plain memory file is one), opened for reading. O_PATH descriptors are refused first, because a
+// privileged daemon that reopened one could read files that the sender may not. The error matches
+// ErrBadRequest. O_NONBLOCK is cleared, because Go's runtime polls such files when they become an
+// [os.File], and a file system of another user may never answer that, which would stop the whole
+// process. slow reports that the file system may never answer.
 func checkFD(fd int) (slow bool, err error) {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
@@ -36,7 +36,7 @@ func checkFD(fd int) (slow bool, err error) {
 	if flags&unix.O_ACCMODE == unix.O_WRONLY {
 		return slow, descriptorRefusal("was opened for writing only, not for reading")
 	}
-	// means nothing for a regular file, but Go's runtime would try to poll it
+	// It has no effect on a regular file, but Go's runtime would try to poll it.
 	if flags&unix.O_NONBLOCK != 0 {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_NONBLOCK); err != nil {
 			return slow, descriptorRefusal("cannot be made blocking: %v", err)
@@ -60,7 +60,7 @@ func kindOf(mode uint32) string {
 	case unix.S_IFBLK:
 		return "a block device"
 	}
-	return "a file of unknown type" // epoll, timers and their like
+	return "a file of unknown type" // epoll, timers and similar
 }
 
 // peerOf asks the kernel for the process at the other end, as of connect: a process that has
@@ -84,15 +84,15 @@ func peerOf(conn *net.UnixConn) (Peer, error) {
 	return Peer{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, nil
 }
 
-// tryAgain is for errors of accept that pass: the process or the machine is short of descriptors or
-// memory, or the client left while it waited.
+// tryAgain reports whether an error of accept is temporary: the process or the machine lacks
+// descriptors or memory, or the client disconnected while it waited.
 func tryAgain(err error) bool {
 	return isOneOf(err, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
 		syscall.ECONNABORTED, syscall.EINTR)
 }
 
-// notConnected is for errors of connect that a daemon which is starting, or is busy accepting,
-// takes away.
+// notConnected reports whether an error of connect may be temporary, because a daemon is starting,
+// or is busy accepting.
 func notConnected(err error) bool {
 	return isOneOf(err, syscall.ENOENT, syscall.ECONNREFUSED, syscall.EAGAIN)
 }

@@ -13,43 +13,44 @@ const (
 	MaxFrame            = wire.MaxFrame
 	MaxDescriptors      = 64   // in one frame
 	MaxAttached         = 4096 // of one request, over all its frames
-	MaxReportText       = 4096 // bytes that are kept of a report, or of a claim's failure
+	MaxReportText       = 4096 // bytes kept of a report, or of a claim's failure
 	attachedPerFrame    = 60   // descriptors that the client sends in one frame
 	progressInterval    = time.Second
 	maxProgressDetail   = 1 << 10
 	minDrainPoll        = 200 * time.Microsecond
 	maxDrainPoll        = 20 * time.Millisecond
-	maxUnreadPoll       = 500 * time.Millisecond // of an answer that waits until others are read
+	maxUnreadPoll       = 500 * time.Millisecond // interval of checks whether answers were read
 	firstBufferCapacity = 4 << 10
-	keepBufferCapacity  = 64 << 10 // larger buffers are given back once they are empty
+	keepBufferCapacity  = 64 << 10 // larger buffers are released when they are empty
 	reservedShare       = 64
-	// connections that wait for their refusal; others are refused at once
+	// maxRefusals bounds the connections that wait for their refusal; others are refused at once.
 	maxRefusals = 1 << 10
-	// one user may have as many connections as this part of those that are free
+	// freeShare is the divisor for the part of the free connections that one user may have.
 	freeShare    = 8
-	requestBytes = 16 << 10 // that a request in flight takes besides its frame
+	requestBytes = 16 << 10 // memory of a request in flight besides its frame
 )
 
 type limits struct {
-	Connections       int // in all; one in reservedShare is for administrators alone
+	Connections       int // in all; one in reservedShare is reserved for administrators
 	ConnectionsPerUID int // of one user
 	Requests          int // in flight on one connection
-	// of the frames of requests in flight, and requestBytes for each of them
+	// RequestBytesPerUID bounds the frames of requests in flight, plus requestBytes for each.
 	RequestBytesPerUID  int
-	FrameBytesPerUID    int // of buffers for frames that are arriving
-	RunningPerUID       int // requests of one user that have just begun; see requestslots.go
+	FrameBytesPerUID    int // buffers for incomplete frames
+	RunningPerUID       int // running requests of one user; see requestslots.go
 	DescriptorsPerUID   int // received and held for requests
 	SlowPerUID          int // requests with files that may never answer
-	Slow                int // and of all users
+	Slow                int // the same for all users
 	Unread              int // answers with descriptors that a connection has not read yet
-	UnreadPerUID        int // and all of one user's connections
+	UnreadPerUID        int // the same for all connections of one user
 	Subscriptions       int // of one connection
-	SubscriptionsPerUID int // and of one user's
+	SubscriptionsPerUID int // the same for one user
 
 	RefusalDelay time.Duration // until a user with too many connections gets the refusal
 	HelloTimeout time.Duration // from the connection to the end of its Hello
 	FrameTimeout time.Duration // from the first byte of a frame to its last
-	WriteTimeout time.Duration // for which a client may leave an answer unread that does not fit
+	// how long a client may not read an answer that does not fit into the buffer
+	WriteTimeout time.Duration
 }
 
 // defaultLimits serve a shared machine: a daemon with the usual limit of 524,288 descriptors never

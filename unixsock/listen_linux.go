@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSocketPath is what sockaddr_un holds, without the final zero.
+// maxSocketPath is the longest path in sockaddr_un, without the final zero.
 const maxSocketPath = 107
 
-// ErrInUse says that a daemon answers at a socket, or is just being started there.
+// ErrInUse says that a daemon answers at a socket, or is starting there.
 var ErrInUse = errors.New("another daemon answers there")
 
 // DefaultSocketMode is 0666 for root's socket, which every user may connect to, and 0600 for a
@@ -31,8 +31,8 @@ func DefaultSocketMode() os.FileMode {
 
 // Listen creates the socket at path with exactly that mode, and its missing directories (0755 for
 // root, 0700 for a user). It replaces a socket file only if no process answers behind it
-// (ErrInUse). Anything else at that path is an error, and stays. Closing the listener removes the
-// socket file.
+// (ErrInUse). Another kind of file at that path is an error, and is not removed. Closing the
+// listener removes the socket file.
 func Listen(path string, mode os.FileMode) (net.Listener, error) {
 	l, err := listen(path, mode)
 	if err != nil {
@@ -54,7 +54,7 @@ func listen(path string, mode os.FileMode) (net.Listener, error) {
 		return nil, err
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
-		return nil, noSocket(info) // before anything is written beside what is not the daemon's
+		return nil, noSocket(info) // before the lock file is written beside a foreign file
 	}
 	unlock, err := lockSocket(path)
 	if err != nil {
@@ -67,8 +67,8 @@ func listen(path string, mode os.FileMode) (net.Listener, error) {
 	return bind(path, mode)
 }
 
-// lockSocket keeps two daemons that start at once from each removing the other's socket. The lock
-// file is never removed, because removing it would let a third daemon in.
+// lockSocket prevents two daemons that start at the same time from removing each other's socket.
+// The lock file is never removed, because then a third daemon could lock a new one.
 func lockSocket(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -78,7 +78,7 @@ func lockSocket(path string) (unlock func(), err error) {
 	for {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return func() { _ = f.Close() }, nil // nothing was written; closing gives the lock back
+			return func() { _ = f.Close() }, nil // closing releases the lock
 		}
 		if (err != unix.EWOULDBLOCK && err != unix.EINTR) || time.Now().After(deadline) {
 			if err == unix.EWOULDBLOCK {
@@ -107,16 +107,16 @@ func removeStale(path string) error {
 	if err == nil {
 		return errors.Join(ErrInUse, conn.Close())
 	}
-	// Only this answer proves that no process holds the socket. A full queue, a timeout or missing
-	// rights do not.
+	// Only ECONNREFUSED proves that no process has the socket. A full queue, a timeout or missing
+	// permissions do not.
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return errors.Join(ErrInUse, err)
 	}
 	return os.Remove(path)
 }
 
-// bind sets the mode on the socket before it has a name, so that there is no moment at which it is
-// too open; the second time is for what the process's umask took away.
+// bind sets the mode on the socket before it has a name, so that it is never too permissive. It
+// sets it again after that, because of the umask.
 func bind(path string, mode os.FileMode) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -140,8 +140,7 @@ func bind(path string, mode os.FileMode) (net.Listener, error) {
 	return own, nil
 }
 
-// listener removes its socket file when it closes, and only its own: by then the path may be
-// another daemon's.
+// listener removes its socket file when it closes, unless another daemon has replaced it.
 type listener struct {
 	*net.UnixListener
 	path string
@@ -157,10 +156,10 @@ func (l *listener) Close() error {
 	return errors.Join(l.UnixListener.Close(), removeErr)
 }
 
-// MakePrivateDir creates a directory for this user alone, with its parents, or refuses an
-// existing one that other users may change: a client loads what the daemon behind the socket gives
-// it, and the directory's owner may put another daemon there. MakePrivateDir creates nothing
-// inside another user's directory, as it would with sudo, which keeps HOME.
+// MakePrivateDir creates a directory for this user alone, with its parents, or refuses an existing
+// one that other users may change: clients load files that the daemon at the socket sends, and the
+// directory's owner could run another daemon there. It creates no directory inside another user's,
+// as it would with sudo, which keeps HOME.
 func MakePrivateDir(dir string) error {
 	switch info, err := os.Stat(dir); {
 	case err == nil:

@@ -10,22 +10,22 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// maxPendingPhases bounds what waits for a client that reads slowly; later phases then replace the
-// last.
+// maxPendingPhases bounds the phases that wait for a slow client; later phases then replace the
+// last one.
 const maxPendingPhases = 16
 
-// reporter sends the progress of one request: each change of phase, and otherwise once a second. It
-// never waits for the client, so that one that does not read cannot delay a shared compile.
+// reporter sends the progress of one request: each change of phase, and otherwise once a second.
+// Report never blocks, so that a client that does not read cannot delay a shared compile.
 type reporter struct {
 	connection *connection
 	number     uint64
 	arrived    time.Time
 
 	mu      sync.Mutex
-	pending []*wire.Progress // one for each phase that is not sent
-	phase   string           // of the last report that was taken
+	pending []*wire.Progress // one for each unsent phase
+	phase   string           // of the last report
 	sent    time.Time
-	wake    chan struct{} // nil before the first report: a hit has none and pays for none
+	wake    chan struct{} // nil before the first report, because a hit has none
 	done    chan struct{}
 	ended   bool
 }
@@ -61,8 +61,8 @@ func (p *reporter) wakeSender() {
 	}
 }
 
-// end sends the changes of phase that are left, and returns after the last frame: the answer
-// follows.
+// end sends the remaining changes of phase, and returns after the last frame, so that the answer
+// follows it.
 func (p *reporter) end() {
 	p.mu.Lock()
 	p.ended = true
@@ -96,7 +96,8 @@ func (p *reporter) run() {
 	}
 }
 
-// next returns what to send now, otherwise when to send; nil: after the next report.
+// next returns the progress to send now, otherwise when to call it again; nil: after the next
+// report.
 func (p *reporter) next() (m *wire.Progress, due <-chan time.Time, ended bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +109,7 @@ func (p *reporter) next() (m *wire.Progress, due <-chan time.Time, ended bool) {
 		}
 		p.pending = slices.Delete(p.pending, 0, 1)
 		if again && (wait > 0 || p.ended) {
-			continue // how far an earlier phase got is of no use now
+			continue // skip the progress of an earlier phase
 		}
 		p.phase, p.sent = m.Phase, time.Now()
 		return m, nil, false

@@ -11,21 +11,21 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// request is one that is being answered, or (cancel is nil) one whose descriptors are arriving
+// request is a request that is being answered or, while cancel is nil, one whose descriptors arrive
 // ahead of it.
 type request struct {
 	number  uint64
 	bytes   int64
 	fds     []int
-	files   []*os.File // of fds that a backend has, until the answer is sent
-	slow    bool       // one of these may never answer
+	files   []*os.File // fds as files, which the backend uses until the answer is sent
+	slow    bool       // one of these is on a file system that may never answer
 	arrived time.Time
 	ctx     context.Context
 	cancel  context.CancelFunc
 }
 
-// receive takes one frame. An error ends the connection. mine is false once another goroutine reads
-// it.
+// receive reads and handles one frame. An error ends the connection. mine is false when another
+// goroutine has taken over the reading.
 func (c *connection) receive() (mine bool, err error) {
 	if err := c.tooSlow(closeLimitFactor); err != nil {
 		return true, err
@@ -64,8 +64,7 @@ func (c *connection) receive() (mine bool, err error) {
 	}
 }
 
-// cancelRequest does nothing for a number that is not known: its answer and the Cancel may have
-// crossed.
+// cancelRequest ignores an unknown number, because the answer may already be on its way.
 func (c *connection) cancelRequest(number uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +119,7 @@ func (c *connection) attach(number uint64, fds []int) error {
 	return nil
 }
 
-// begin starts a request, or answers it at once where the client has too much under way.
+// begin starts a request, or refuses it if the client exceeds a limit.
 func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds []int,
 	size int) (mine bool, err error) {
 	number := envelope.GetRequest()
@@ -163,7 +162,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	case inline != nil:
 		c.handle(r, message)
 	default:
-		// List and others may take their time, and a request that is here already must not wait
+		// asynchronously, because the next request must not wait for a slow one
 		go func() {
 			c.handle(r, message)
 			c.user.slots.end(slot)
@@ -173,11 +172,11 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	if c.user.slots.end(slot) || inline == nil {
 		return true, err
 	}
-	return false, nil // another goroutine reads, and finds out why the connection has ended
+	return false, nil // another goroutine reads, and gets the error
 }
 
-// requestContext ends at the deadline that came with the request, of the two for Acquire at the
-// earlier one.
+// requestContext returns a context with the request's deadline; of the two for Acquire the earlier
+// one.
 func (c *connection) requestContext(envelope *wire.Envelope) (context.Context, context.CancelFunc) {
 	limit := envelope.GetDeadlineMs()
 	if own := envelope.GetAcquire().GetDeadlineMs(); own != 0 && (limit == 0 || own < limit) {
@@ -227,14 +226,14 @@ func (c *connection) finish(r *request) {
 	c.discard(r)
 }
 
-// discard closes descriptors that no handler took, and gives back what the request was charged.
+// discard closes descriptors that no handler took, and releases the request's charges.
 func (c *connection) discard(r *request) {
 	c.closeAll(r.fds)
 	c.user.descriptors.Add(-int64(len(r.fds)))
 	r.fds = nil
 }
 
-// closeAttached closes what came for requests that never followed.
+// closeAttached closes descriptors of requests that never followed.
 func (c *connection) closeAttached() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,18 +20,18 @@ import (
 // answered inline.
 const overseerInterval = time.Millisecond
 
-// RestFactor is how many times as long as a request of a user had its slot the slot rests before
-// the next one, if other users are served too: a user with more requests than slots gets a quarter
-// of the processors. The daemon then has processor time left when a request of another user comes,
-// whereas the kernel makes a daemon that used up its share wait for tens of milliseconds.
+// RestFactor sets how long a slot rests after a request while other users are served too: that many
+// times as long as the request ran. So a user with more requests than slots gets a quarter of the
+// processors. The daemon then has processor time left for a request of another user, while the
+// kernel makes a process that used up its share wait for tens of milliseconds.
 const RestFactor = 7
 
-// crowdedFor is how long after its last request a user counts as one that is served.
+// crowdedFor is how long a user counts as being served after its last request.
 const crowdedFor = time.Second
 
-// requestSlots bounds the requests of one user that run, so that they do not take the processors
-// from those of others. A request that takes longer than the overseer's looks mostly waits for
-// something else: it continues, and the next one gets its slot.
+// requestSlots bounds the running requests of one user, so that they leave processor time for other
+// users. A request that runs longer than the overseer's interval usually waits for I/O or a job: it
+// continues, and the next request gets its slot.
 type requestSlots struct {
 	slots   []*requestSlot
 	free    chan *requestSlot
@@ -39,7 +39,7 @@ type requestSlots struct {
 	crowded *atomic.Bool // Server.crowded
 }
 
-// heldSlot is a request's right to run: the slot, and the request's number in it.
+// heldSlot is a slot that a request holds, and the request's number in it.
 type heldSlot struct {
 	*requestSlot
 	number uint64
@@ -47,11 +47,11 @@ type heldSlot struct {
 
 // requestSlot is a slot in which requests run, one after the other.
 type requestSlot struct {
-	running  atomic.Uint64 // number of the request; 0: there is none
-	last     uint64        // number that was given out; of the request in the slot
-	lastSeen uint64        // running at the overseer's last look; of the overseer alone
+	running  atomic.Uint64 // number of the running request; 0: none
+	last     uint64        // the last number used; guarded by the slot's holder
+	lastSeen uint64        // running at the overseer's last check; used by the overseer only
 	began    time.Time     // when the request took the slot
-	inline   *connection   // whose reader answers; nil: another goroutine does
+	inline   *connection   // the connection whose reader answers; nil: another goroutine does
 }
 
 func newRequestSlots(n int, crowded *atomic.Bool) *requestSlots {
@@ -64,7 +64,7 @@ func newRequestSlots(n int, crowded *atomic.Bool) *requestSlots {
 	return t
 }
 
-// take waits for a slot. The result is empty if the context ends before.
+// take waits for a slot. The result is empty if the context ends first.
 func (t *requestSlots) take(ctx context.Context, inline *connection) heldSlot {
 	var p *requestSlot
 	select {
@@ -82,7 +82,7 @@ func (t *requestSlots) take(ctx context.Context, inline *connection) heldSlot {
 	p.began = time.Now()
 	p.inline = inline
 	own := heldSlot{p, p.last}
-	p.running.Store(own.number) // from here on the overseer may pass it on
+	p.running.Store(own.number) // from here on the overseer may take it away
 	return own
 }
 
@@ -99,8 +99,8 @@ func (t *requestSlots) end(own heldSlot) bool {
 	return true
 }
 
-// release passes the slot on, after a rest where others of the user and other users wait for the
-// processors.
+// release passes the slot to the next request, after a rest if the user has waiting requests and
+// other users are served too.
 func (t *requestSlots) release(p *requestSlot) {
 	if t.crowded.Load() && t.waiting.Load() > 0 {
 		time.AfterFunc(RestFactor*time.Since(p.began), func() { t.free <- p })
@@ -109,8 +109,8 @@ func (t *requestSlots) release(p *requestSlot) {
 	t.free <- p
 }
 
-// passOnSlow takes the slots from requests that held them at the last look, and has another
-// goroutine read where the reader answers. It reports whether any request runs.
+// passOnSlow takes the slots from requests that held them at the last check, and starts another
+// reader for a connection whose reader answers. It reports whether any request runs.
 func (t *requestSlots) passOnSlow() (busy bool) {
 	for _, p := range t.slots {
 		number := p.running.Load()
@@ -198,8 +198,8 @@ func (s *Server) isCrowded() bool {
 	return served > 1
 }
 
-// passOnSlowReaders passes on the reading where an answer takes long, and reports whether any is
-// under way.
+// passOnSlowReaders starts another reader for connections with a slow answer, and reports whether
+// any answer is under way.
 func (s *Server) passOnSlowReaders() (busy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,35 +15,35 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Server answers requests on Unix sockets. Fill in the exported fields, then call Serve; do not
+// Server answers requests on Unix sockets. Set the exported fields, then call Serve, and do not
 // change them after.
 type Server struct {
 	Backend Backend      // answers the requests
 	Name    string       // for HelloReply: "epcached 0.1.0"
 	Log     *slog.Logger // nil: silent
 
-	// Errors makes errors of the backend *Error or *NeedError; nil: they are already.
+	// Errors converts errors of the backend to *Error or *NeedError; nil: they are already.
 	Errors func(error) error
 
-	// Owner returns the user with the limits that hold for a uid; nil: the uid itself.
+	// Owner returns the user whose limits apply to a uid; nil: the uid itself.
 	Owner func(uid uint32) uint32
-	// Administrator reports whether the reserved connections are for the peer too; nil: for none.
-	// Both are not called while requests are refused.
+	// Administrator reports whether the peer may use the reserved connections; nil: no peer. Owner
+	// and Administrator are not called while RefuseAll is in effect.
 	Administrator func(Peer) bool
 
 	initOnce sync.Once
 	limits   limits          // zero: the default; tests bring others
 	base     context.Context // ends every connection
 	stop     context.CancelFunc
-	serving  context.Context // ends before base, as soon as nothing new is taken
+	serving  context.Context // ends before base, when no new requests are accepted
 	drain    context.CancelFunc
-	running  sync.WaitGroup // connections, and the waits for their unread answers
+	running  sync.WaitGroup // connections, and goroutines that wait for their unread answers
 
 	overseer overseer
 	gates    [2]gates              // of users, and of administrators
 	crowded  atomic.Bool           // several users are served; set by the overseer
 	slow     atomic.Int64          // requests of all users with files that may never answer
-	refusals chan refusal          // that wait
+	refusals chan refusal          // connections that wait for their refusal
 	refusal  atomic.Pointer[Error] // the answer to every request; nil: the backend answers
 
 	mu        sync.Mutex // guards the fields below; taken last
@@ -54,8 +54,8 @@ type Server struct {
 	stopped   bool
 }
 
-// account identifies the user that limits hold for: all uids of one owner together, except that
-// administrators are apart, because the uids of containers may belong to root.
+// account identifies the user that limits apply to: all uids of one owner together, but
+// administrators separately, because root may own the uids of containers.
 type account struct {
 	owner         uint32
 	administrator bool
@@ -65,7 +65,7 @@ type user struct {
 	account
 	requestBytes, frameBytes, descriptors, unread, subscriptions, slow atomic.Int64
 
-	used        atomic.Int64 // when its last request came; UnixNano
+	used        atomic.Int64 // UnixNano of its last request
 	slots       *requestSlots
 	connections map[*connection]struct{} // guarded by Server.mu
 }
@@ -97,9 +97,9 @@ func (s *Server) init() {
 }
 
 // Serve accepts and answers until the context ends, which cancels the requests in flight, or
-// Shutdown is called; then it returns nil after its last goroutine is gone. The listener, which may
-// come from Listen or from socket activation, is closed. Serve may run for several listeners at the
-// same time.
+// Shutdown is called; then it returns nil after its last goroutine has ended. It closes the
+// listener, which may come from Listen or from socket activation. Serve may run for several
+// listeners at the same time.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.init()
 	s.mu.Lock()
@@ -127,7 +127,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	err := s.accept(l)
 	s.closeListeners()
 	if !s.draining() {
-		s.stop() // the listener failed: nothing else would end the connections
+		s.stop() // the listener failed, so end the connections too
 	}
 	s.running.Wait()
 	s.refuseRest()
@@ -158,8 +158,8 @@ func (s *Server) accept(l net.Listener) error {
 }
 
 // Shutdown stops accepting and lets requests in flight finish until the context ends, then cancels
-// them. New requests are answered with class BUSY meanwhile. It returns after the last connection
-// is closed, with the context's error if it had to cancel.
+// them. In the meantime it answers new requests with class BUSY. It returns after the last
+// connection is closed, with the context's error if it had to cancel.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.init()
 	s.drain()
@@ -179,8 +179,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// RefuseAll has every request answered with err: those under way, which are cancelled, and those
-// that come. New connections get err instead of a HelloReply. nil: the backend answers again.
+// RefuseAll answers every request with err: those under way, which it cancels, and new ones. New
+// connections get err instead of a HelloReply. With nil the backend answers again.
 func (s *Server) RefuseAll(err *Error) {
 	s.refusal.Store(err)
 	if err == nil {
@@ -195,7 +195,7 @@ func (s *Server) RefuseAll(err *Error) {
 	}
 }
 
-// refused returns the error that every request is answered with, or nil.
+// refused returns the error of RefuseAll, or nil.
 func (s *Server) refused() error {
 	if err := s.refusal.Load(); err != nil {
 		return err
@@ -229,14 +229,14 @@ func (s *Server) busy() bool {
 
 func (s *Server) draining() bool { return s.serving.Err() != nil }
 
-// Connections counts the clients.
+// Connections returns the number of clients.
 func (s *Server) Connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.total
 }
 
-// Accepted counts the clients that ever came.
+// Accepted returns the number of clients since the start.
 func (s *Server) Accepted() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,8 +244,7 @@ func (s *Server) Accepted() uint64 {
 }
 
 // StopIfUnused stops accepting if there is no client, and reports whether it did; Serve then
-// returns. It disconnects a client that connects at this moment, without an answer, as if it came
-// too late.
+// returns. It disconnects a client that connects at this moment without an answer.
 func (s *Server) StopIfUnused() bool {
 	s.init()
 	s.mu.Lock()
@@ -276,7 +275,7 @@ func (s *Server) admit(accepted net.Conn) {
 		c.closeSilently()
 		return
 	case err != nil:
-		if s.refused() == nil { // else all are
+		if s.refused() == nil { // otherwise all requests are refused
 			s.Log.Warn("connection refused", "uid", c.peer.UID, "pid", c.peer.PID, "error", err)
 		}
 		s.refuse(c, err)
@@ -290,8 +289,8 @@ func (s *Server) admit(accepted net.Conn) {
 	}()
 }
 
-// refuse lets a client wait for its refusal, because one that connects again and again would take
-// the daemon's time from clients of others.
+// refuse delays the refusal of a client, because a client that reconnects repeatedly would take
+// processor time from other users.
 func (s *Server) refuse(c *connection, err error) {
 	if s.draining() || !errors.Is(err, ErrBusy) {
 		c.refuse(err)
@@ -311,8 +310,8 @@ type refusal struct {
 	at     time.Time
 }
 
-// refuseLater refuses until the server's connections are ended. It is one goroutine, because
-// hundreds that are ready at the same time would keep those of other users' requests waiting.
+// refuseLater sends delayed refusals until the server stops. It is one goroutine, because hundreds
+// of ready goroutines would delay other users' requests.
 func (s *Server) refuseLater() {
 	for {
 		select {
@@ -384,8 +383,8 @@ func busy(text, hint string) error {
 	return &Error{Class: wire.ErrorClass_BUSY, Text: text, Hint: hint}
 }
 
-// checkUserConnections reports why a user may have no more connections. A user may have a part of
-// those that are free, so that a few users cannot have all of them. Beyond that it closes the
+// checkUserConnections reports why a user may have no more connections. A user may have only a part
+// of the free connections, so that a few users cannot take all. Beyond that it closes the
 // connection that was idle for longest, of the user with most connections.
 func (s *Server) checkUserConnections(u *user) error {
 	own, free := len(u.connections), s.limits.Connections-s.total
@@ -425,7 +424,7 @@ func (s *Server) checkUserConnections(u *user) error {
 	return nil
 }
 
-// release takes a connection out of the number in all. Its user keeps it until it has ended.
+// release removes a connection from the total. It counts for its user until it has ended.
 func (s *Server) release(c *connection) {
 	if !c.released {
 		c.released = true
@@ -437,13 +436,14 @@ func (s *Server) unregister(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(c.user.connections, c)
-	if len(c.user.connections) == 0 && c.user.slow.Load() == 0 { // else those would be forgotten
+	// otherwise the count of slow files would be lost
+	if len(c.user.connections) == 0 && c.user.slow.Load() == 0 {
 		delete(s.users, c.account)
 	}
 	s.release(c)
 }
 
-// releaseRead looks which of the user's answers have been read meanwhile.
+// releaseRead releases the user's answers that were read in the meantime.
 func (s *Server) releaseRead(u *user) {
 	s.mu.Lock()
 	connections := slices.Collect(maps.Keys(u.connections))

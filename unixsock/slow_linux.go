@@ -8,14 +8,15 @@ import (
 )
 
 // A file on FUSE or a network file system may never answer, and each call about it, also its close,
-// holds a thread for as long. Go ends the process at 10,000 threads. So requests with such files,
-// and closes of them, count as slow until they end, and are bounded for each user and in all.
+// holds a thread for as long. Go aborts the process at 10,000 threads. Therefore requests with such
+// files, and closes of them, count as slow until they end, and their number is bounded for each
+// user and in all.
 
-// closeLimitFactor is how many times SlowPerUID a user's connections end at: only closes come so
-// far.
+// closeLimitFactor times SlowPerUID is the number of slow operations at which a user's connections
+// are closed. Only closes can reach it.
 const closeLimitFactor = 4
 
-// tooSlow fails where the user has more slow requests and closes than so many times the limits.
+// tooSlow fails if the user, or all users, have more slow operations than times the limits.
 func (c *connection) tooSlow(times int64) error {
 	own, limits := c.user.slow.Load(), &c.server.limits
 	if own <= times*int64(limits.SlowPerUID) &&

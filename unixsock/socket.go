@@ -5,22 +5,22 @@ import (
 	"path/filepath"
 )
 
-// SystemSocket is where the machine's daemon listens.
+// SystemSocket is the socket of the machine's daemon.
 const SystemSocket = "/run/epcached/epcached.sock"
 
 // SocketVariable names the environment variable that says which daemon to use.
 const SocketVariable = "EPCACHE_SOCKET"
 
-// DefaultSocket lists where a client looks for a daemon, in order: the user's own, then the
-// system's. Where EPCACHE_SOCKET is set it alone is meant: an application that was pointed at one
-// daemon must not end up at another.
+// DefaultSocket lists the sockets that a client tries, in order: those of the user's own daemon,
+// then the system's. If EPCACHE_SOCKET is set, it is the only one, so that an application that is
+// configured for one daemon never uses another.
 func DefaultSocket() []string {
 	if path := os.Getenv(SocketVariable); path != "" {
 		return []string{path}
 	}
 	var paths []string
 	for _, own := range UserSockets() {
-		// A socket in another user's directory may be of any user.
+		// A socket in another user's directory may belong to any user.
 		if info, err := os.Stat(filepath.Dir(own)); err != nil || ownerOf(info) == os.Geteuid() {
 			paths = append(paths, own)
 		}
@@ -28,9 +28,9 @@ func DefaultSocket() []string {
 	return append(paths, SystemSocket)
 }
 
-// UserSockets lists where the user's own daemon may listen: in the runtime directory, then in the
-// state directory. A client looks at both, for a daemon that was started from a desktop has a
-// runtime directory, and a job of cron that asks it has none.
+// UserSockets lists the possible sockets of the user's own daemon: in the runtime directory, then
+// in the state directory. A client tries both, because a daemon that was started from a desktop has
+// a runtime directory, and a cron job that uses it has none.
 func UserSockets() []string {
 	var paths []string
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
@@ -44,13 +44,13 @@ func UserSockets() []string {
 
 const socketName = "epcached.sock"
 
-// UserSocket is where the user's own daemon listens: in the runtime directory, else in the state
-// directory; empty if the user has neither.
+// UserSocket returns the socket of the user's own daemon: in the runtime directory, otherwise in
+// the state directory; "" if the user has neither.
 func UserSocket() string {
 	return firstOf(UserSockets())
 }
 
-// UserState is the state directory of the user's own daemon; empty for a user without a home.
+// UserState returns the state directory of the user's own daemon, "" for a user without a home.
 func UserState() string {
 	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "epcached")

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is the descriptors of one recvmsg. The kernel ends a read behind the data that they came
-// with, but may put earlier data in front, so their frame begins within [first, last).
+// batch has the descriptors of one recvmsg. The kernel ends a read after the data that carried
+// them, but may return earlier data before, so their frame begins within [first, last).
 type batch struct {
 	first, last int64 // offsets in the stream
 	fds         []int
@@ -26,34 +26,35 @@ type stream struct {
 	conn *net.UnixConn
 	raw  syscall.RawConn
 
-	// Of the reader. buf[start:end] has arrived and is not consumed; offset is that of buf[start].
+	// Used by the reader. buf[start:end] has arrived and is not consumed; offset is that of
+	// buf[start].
 	buf        []byte
 	start, end int
 	offset     int64
-	// at most two: of a frame that is not complete yet, and of the one behind it
+	// at most two: of an incomplete frame, and of the one after it
 	batches []batch
-	// space for MaxDescriptors and no more: the kernel closes the rest, and says so
+	// oob has space for MaxDescriptors. The kernel closes further ones, and reports that.
 	oob       [272]byte
 	recv      func(fd uintptr) bool
 	readBytes int
 	readOOB   int
 	readFlags int
 	readErr   error
-	// fail with EAGAIN where the kernel's limit for the first bytes of a frame is over
+	// fail with EAGAIN when the receive timeout for the first bytes of a frame is over
 	deadlineSet bool
-	// is called as large buffers grow and are given back; may be nil
+	// charge is called when large buffers grow and are released; may be nil.
 	charge  func(bytes int) error
-	charged int         // of these
+	charged int         // bytes charged
 	closing func([]int) // closes descriptors that no frame names
-	// are called before each attempt to read, and after one that found nothing
+	// called before each attempt to read, and after one without data
 	beforeRead, nothingRead func()
 
-	writing chan struct{} // a lock that a context can give up on; holds the fields below
+	writing chan struct{} // a lock with cancellation; guards the fields below
 	send    func(fd uintptr) bool
 	out     []byte
 	outOOB  []byte
 	outErr  error
-	once    bool // do not wait for buffer space
+	once    bool // do not block for buffer space
 }
 
 func newStream(conn *net.UnixConn) (*stream, error) {
@@ -92,8 +93,8 @@ func (s *stream) frame(timeout time.Duration) ([]byte, int64, error) {
 	}
 }
 
-// blockFor limits how long the kernel waits where soon is set. Everything else asks it not to
-// block.
+// blockFor sets the timeout of reads that block in the kernel, if soon is set. All other calls do
+// not block.
 func (s *stream) blockFor(limit time.Duration) (err error) {
 	timeout := unix.NsecToTimeval(limit.Nanoseconds())
 	controlErr := s.raw.Control(func(fd uintptr) {
@@ -126,7 +127,7 @@ func (s *stream) buffered() ([]byte, int64, error) {
 // bufferEmpty reports whether nothing has arrived beyond the frames that were consumed.
 func (s *stream) bufferEmpty() bool { return s.start == s.end }
 
-// fill reads once. The buffer grows with the bytes that arrive, never with an announced length.
+// fill reads once. The buffer grows with the arriving bytes, never with an announced length.
 func (s *stream) fill() error {
 	if err := s.growBuffer(); err != nil {
 		return err
@@ -173,8 +174,7 @@ func (s *stream) growBuffer() error {
 	return nil
 }
 
-// chargeBuffer charges for a buffer of so many bytes instead of the earlier one. Small ones cost
-// nothing.
+// chargeBuffer charges for a buffer of this size instead of the earlier one. Small ones are free.
 func (s *stream) chargeBuffer(bytes int) error {
 	if bytes <= keepBufferCapacity {
 		bytes = 0
@@ -191,7 +191,7 @@ func (s *stream) chargeBuffer(bytes int) error {
 
 func (s *stream) recvmsg(fd uintptr) bool {
 	flags := unix.MSG_CMSG_CLOEXEC | unix.MSG_DONTWAIT
-	if s.deadlineSet && s.start == s.end { // the rest of a frame is there, or comes too late
+	if s.deadlineSet && s.start == s.end { // no frame has begun, so the deadline ends
 		flags &^= unix.MSG_DONTWAIT
 	}
 	s.beforeRead()
@@ -209,7 +209,8 @@ func (s *stream) recvmsg(fd uintptr) bool {
 	}
 }
 
-// keepDescriptors takes over the last read's descriptors; closeDescriptors closes the unused ones.
+// keepDescriptors takes ownership of the last read's descriptors; closeDescriptors closes the
+// unused ones.
 func (s *stream) keepDescriptors(first int64) error {
 	if s.readOOB == 0 {
 		return nil
@@ -246,8 +247,8 @@ func parseRights(oob []byte) ([]int, error) {
 	return fds, err
 }
 
-// takeDescriptors hands over the n descriptors of the frame that began at that offset. They are the
-// caller's from then on.
+// takeDescriptors returns the n descriptors of the frame that began at that offset, which the
+// caller closes.
 func (s *stream) takeDescriptors(at int64, n int) ([]int, error) {
 	if len(s.batches) > 0 && s.batches[0].last <= at {
 		return nil, violation("%d descriptors that no frame names", len(s.batches[0].fds))
@@ -279,12 +280,12 @@ func (s *stream) closeDescriptors() {
 
 func closeAll(fds []int) {
 	for _, fd := range fds {
-		// Close releases the descriptor even if it fails, and it was only read from.
+		// Close releases the descriptor even if it fails.
 		_ = unix.Close(fd)
 	}
 }
 
-// errPartial says that a frame was cut off by a timeout: nothing that follows could be understood.
+// errPartial says that a timeout truncated a frame, so that no further frame can be sent.
 var errPartial = errors.New("a frame was only partly sent")
 
 func (s *stream) lock(ctx context.Context) error {
@@ -304,8 +305,8 @@ func (s *stream) lock(ctx context.Context) error {
 func (s *stream) unlock() { <-s.writing }
 
 // write sends one frame, length included, and the descriptors with its first byte. The caller holds
-// the lock. One system call is all it takes while the peer reads; otherwise it waits for buffer
-// space until the timeout or the context ends.
+// the lock. If there is buffer space, it takes one system call; otherwise it waits for space until
+// the timeout or the end of the context.
 func (s *stream) write(ctx context.Context, frame []byte, fds []int, timeout time.Duration) error {
 	s.out, s.outOOB, s.once = frame, nil, true
 	if len(fds) > 0 {
@@ -330,7 +331,7 @@ func (s *stream) writeSlowly(ctx context.Context, whole int, timeout time.Durati
 	s.once = false
 	err := s.flush()
 	if !stop() {
-		<-interrupted // or its deadline would meet the next write
+		<-interrupted // otherwise its deadline would interrupt the next write
 		err = errors.Join(ctx.Err(), err)
 	}
 	if err != nil && len(s.out) < whole {
@@ -361,14 +362,14 @@ func (s *stream) sendmsg(fd uintptr) bool {
 		case s.outErr != nil:
 			return true
 		default:
-			s.out, s.outOOB = s.out[n:], nil // descriptors went with the first byte
+			s.out, s.outOOB = s.out[n:], nil // the descriptors were sent with the first byte
 		}
 	}
 	s.outErr = nil
 	return true
 }
 
-// unread reports whether the peer has yet to read something that was sent.
+// unread reports whether the peer has not read all sent data.
 func (s *stream) unread() bool {
 	var queued int
 	var err error

@@ -9,17 +9,18 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// EventMissed is the kind of event that notifies a subscriber that it was too slow, and did not get
-// the events before.
+// EventMissed is the kind of the event that tells a subscriber that it was too slow and missed
+// earlier events.
 const EventMissed = "missed"
 
-// maxPendingEvents bounds what waits in a client for its subscriber; the oldest are then dropped.
+// maxPendingEvents bounds the events that wait in a client for its subscriber; beyond it the oldest
+// are dropped.
 const maxPendingEvents = 128
 
 // Subscribe calls fn with events as they happen, one at a time, on this goroutine. It returns nil
 // when the context ends, otherwise fn's error, the daemon's (ErrBusy when it stops) or the
 // connection's. A subscriber that falls far behind misses events, the oldest first, and gets one of
-// the kind EventMissed instead; see Events. Other calls on this connection go on meanwhile.
+// the kind EventMissed instead; see Events. Other calls may use this connection at the same time.
 func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) error {
 	waiting := newCall(false)
 	waiting.events = make(chan *wire.Event, maxPendingEvents)
@@ -38,9 +39,9 @@ func (c *Client) Subscribe(ctx context.Context, fn func(*wire.Event) error) erro
 // follow delivers all pending events before it reports an end.
 func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event) error) error {
 	var end error
-	answer, done := waiting.answer, c.done // nil when there is an end
+	answer, done := waiting.answer, c.done // set to nil at the end
 	for ctx.Err() == nil {
-		if end != nil && len(waiting.events) == 0 { // none comes after an end
+		if end != nil && len(waiting.events) == 0 { // no event follows the end
 			return end
 		}
 		select {
@@ -53,7 +54,7 @@ func (c *Client) follow(ctx context.Context, waiting *call, fn func(*wire.Event)
 		case <-done:
 			end, answer, done = c.reason, nil, nil
 			select {
-			case r := <-waiting.answer: // it came just before the end
+			case r := <-waiting.answer: // it arrived just before the end
 				end = endOf(r)
 			default:
 			}
@@ -82,7 +83,7 @@ func endOf(r reply) error {
 	return unexpected(r.envelope)
 }
 
-// enqueueEvent keeps an event for the subscriber; if the buffer is full, the oldest is dropped.
+// enqueueEvent queues an event for the subscriber. If the queue is full it drops the oldest.
 func (waiting *call) enqueueEvent(event *wire.Event) {
 	for waiting.events != nil {
 		select {

@@ -16,9 +16,9 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// command runs a vendor's own compiler, which inherits all that this process is limited to, and
-// waits for it. One that a signal ended takes this process along, so that it looks to the daemon as
-// any worker that crashed.
+// command runs a vendor's own compiler, which inherits this process's limits, and waits for it. If
+// a signal ended it, this process ends by the same signal, so that the daemon sees a crashed
+// worker.
 func (j *job) command() error {
 	if len(j.req.Args) == 0 || !filepath.IsAbs(j.req.Args[0]) {
 		return errors.New("the request names no program")
@@ -46,7 +46,7 @@ func (j *job) command() error {
 		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	})
 	if out != os.Stderr {
-		_ = out.Close() // the tool has its own
+		_ = out.Close() // the tool has a duplicate
 	}
 	if err != nil {
 		return step(err, "start %s", name)
@@ -60,7 +60,7 @@ func (j *job) command() error {
 		return step(err, "wait for %s", name)
 	}
 	if status.Signaled() {
-		// its action is the default one: see defaultSignals
+		// the signal has its default action: see defaultSignals
 		_ = unix.Kill(os.Getpid(), status.Signal())
 		time.Sleep(reapTimeout) // until it arrives
 	}
@@ -70,7 +70,7 @@ func (j *job) command() error {
 	j.result.Seconds = time.Since(start).Seconds()
 	select {
 	case j.result.Printed = <-first:
-	case <-time.After(reapTimeout): // it left a process behind that holds the pipe
+	case <-time.After(reapTimeout): // a process that it left has the pipe open
 	}
 	j.result.PeakMemory = usage.Maxrss << 10
 	return nil

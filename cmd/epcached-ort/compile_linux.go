@@ -15,7 +15,7 @@ func (j *job) models() []workerproto.Member {
 }
 
 // compile compiles the models; several share one context binary, which EPs keep in memory until the
-// last session writes it. All sessions stay until the process ends, because OpenVINO forgets the
+// last session writes it. All sessions are kept until the process ends, because OpenVINO drops the
 // shared data when the first one ends.
 func (j *job) compile() error {
 	start := time.Now()
@@ -69,16 +69,16 @@ func (j *job) compileModel(m workerproto.Member, entries [][2]string) error {
 	return err
 }
 
-// compilation is from file to file: both are in private directories, and a model in memory gives
-// the same. A model without compiled nodes is no error here, because ONNX Runtime's output then
-// shows which nodes were left.
+// compilation returns a compilation from file to file, both in private directories. A model without
+// compiled nodes is no error here, because ONNX Runtime's output then shows which nodes were not
+// compiled.
 func (j *job) compilation(m workerproto.Member) ort.Compilation {
 	c := ort.Compilation{ModelPath: m.Model, OutputPath: m.Output, Embed: j.req.Embed,
 		Level: j.req.Options.GraphOptimizationLevel, Flags: ort.ErrorIfOutputFileExists}
 	if keep := j.req.Keep; keep.InSource {
 		c.Location = func(i ort.Initializer) (*ort.Place, error) {
 			if i.Place != nil {
-				// an artefact names each of its files in one way
+				// one spelling for each file of an artefact
 				i.Place.File = path.Clean(i.Place.File)
 			}
 			return i.Place, nil

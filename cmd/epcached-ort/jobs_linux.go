@@ -18,18 +18,18 @@ import (
 
 type job struct {
 	req     workerproto.Request
-	in      *bufio.Reader // that the request came from
+	in      *bufio.Reader // reads requests
 	env     *ort.Env
 	report  func(workerproto.Event) error
 	result  workerproto.Result
-	devices [][]ort.Device // per EP: those that were chosen
+	devices [][]ort.Device // chosen devices of each EP
 
 	mu     sync.Mutex
-	errors []string // that ONNX Runtime logged; guarded by mu
+	errors []string // logged by ONNX Runtime; guarded by mu
 }
 
 // logError keeps the errors that ONNX Runtime logs, because only they say why an EP takes no node.
-// Functions up the stack log an error again with words around it, which adds nothing.
+// It drops repetitions, because callers log an error again with text around it.
 func (j *job) logError(text string) {
 	text = strings.ToValidUTF8(
 		strings.Join(strings.Fields(text[:min(len(text), workerproto.MaxErrorText)]), " "), "")
@@ -59,7 +59,7 @@ func (j *job) run() error {
 	if err := j.open(); err != nil {
 		return err
 	}
-	// EPs may open their device as they are registered: not beside another process that is using
+	// EPs may open their device when they are registered, which fails while another process uses
 	// it.
 	early := j.req.Do == workerproto.Compile || j.req.Beside
 	if err := j.awaitModel(!early); err != nil {
@@ -110,7 +110,7 @@ func (j *job) open() error {
 	return step(err, "start ONNX Runtime %s", api.Version)
 }
 
-// probe registers each EP, and lists its devices. It goes on after an EP that fails.
+// probe registers each EP, and lists its devices. It continues after an EP that fails.
 func (j *job) probe() error {
 	for _, ep := range j.req.EPs {
 		err := j.env.Register(ep.Name, ep.Library)
@@ -129,7 +129,7 @@ func (j *job) probe() error {
 
 func (j *job) register() error {
 	for _, ep := range j.req.EPs {
-		// ONNX Runtime lets EPs list devices that are not there under this ending only.
+		// ONNX Runtime lists an EP's virtual devices only under a name with this suffix.
 		name := ep.Name
 		if slices.ContainsFunc(ep.Devices, workerproto.DeviceSelector.Virtual) {
 			name += ".virtual"
@@ -155,8 +155,7 @@ func (j *job) register() error {
 
 func (j *job) phase(name string) error { return j.report(workerproto.Event{Phase: name}) }
 
-// modelPhase also reports which of the request's models the work is at, so that a crash can be laid
-// to it.
+// modelPhase reports a phase and the current model, so that a crash can be attributed to it.
 func (j *job) modelPhase(name string, member int) error {
 	return j.report(workerproto.Event{Phase: name, Member: member + 1})
 }
@@ -190,9 +189,9 @@ func (j *job) options() (*ort.SessionOptions, error) {
 
 const spinningOptions = "session.intra_op.allow_spinning"
 
-// entries returns a session's config entries, with the worker's own: ONNX Runtime's threads do not
-// spin while the EP compiles on all cores. The result is the same. On two cores that saves a
-// twentieth of a compile.
+// entries returns a session's config entries, with the worker's own, which disable spinning of ONNX
+// Runtime's threads while the EP compiles on all cores. The result is the same, and on two cores a
+// compile is a twentieth faster.
 func entries(asked map[string]string) map[string]string {
 	all := map[string]string{spinningOptions: "0"}
 	maps.Copy(all, asked)
@@ -231,7 +230,7 @@ func chooseDevices(ep workerproto.EP, devices []ort.Device) (chosen []ort.Device
 		switch {
 		case found == 0:
 			return nil, fmt.Errorf("%s has no %s; it lists %s", ep.Name, s, s.Listed(all))
-		case found > 1 && s.Virtual(): // EPs list every kind there is, and compile for one
+		case found > 1 && s.Virtual(): // EPs list every kind of virtual device, and compile for one
 			return nil, fmt.Errorf("%d devices of %s fit %s: choose one by its device id, such "+
 				"as device=%#x; it lists %s",
 				found, ep.Name, s, example, s.Listed(all))
@@ -245,7 +244,7 @@ func chooseDevices(ep workerproto.EP, devices []ort.Device) (chosen []ort.Device
 	return chosen, nil
 }
 
-// describeEP puts an EP and devices of it into the dialogue's terms.
+// describeEP describes an EP and some of its devices for the dialogue.
 func describeEP(ep workerproto.EP, devices []ort.Device) workerproto.EPResult {
 	r := workerproto.EPResult{Name: ep.Name, Library: ep.Library, Devices: deviceFacts(devices)}
 	for _, d := range devices {

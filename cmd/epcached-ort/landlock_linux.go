@@ -18,7 +18,7 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// The rights on files, by their names in Landlock.
+// Sets of Landlock access rights.
 const (
 	fileRights = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE |
 		unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE |
@@ -46,7 +46,7 @@ func landlockABI() int {
 	return int(abi)
 }
 
-// handledRights is everything that a version can forbid.
+// handledRights returns all rights that a version can restrict.
 func handledRights(abi int, network bool) unix.LandlockRulesetAttr {
 	fs := uint64(unix.LANDLOCK_ACCESS_FS_MAKE_SYM)<<1 - 1 // all rights of the first version
 	for since, right := range map[int]uint64{2: unix.LANDLOCK_ACCESS_FS_REFER,
@@ -69,8 +69,8 @@ func handledRights(abi int, network bool) unix.LandlockRulesetAttr {
 	return a
 }
 
-// landlock keeps this thread, and every program that it starts, to the given files, and to the one
-// that is open as model. A kernel without Landlock keeps it to nothing, which is not an error.
+// landlock restricts this thread, and every program that it starts, to the given files, and to the
+// one that is open as model. Without Landlock in the kernel it does nothing, which is not an error.
 func landlock(c *workerproto.Confinement, model int) error {
 	abi := landlockABI()
 	if abi == 0 {
@@ -83,7 +83,7 @@ func landlock(c *workerproto.Confinement, model int) error {
 		return fmt.Errorf("landlock: %w", errno)
 	}
 	rules := ruleset{fd: int(fd), handled: attr.Handled_access_fs}
-	defer unix.Close(rules.fd) // it is in effect or not by then
+	defer unix.Close(rules.fd) // only needed until it is in effect
 	for _, list := range []struct {
 		paths  []string
 		rights uint64
@@ -96,7 +96,7 @@ func landlock(c *workerproto.Confinement, model int) error {
 		}
 	}
 	if model != noModel {
-		// Landlock cannot restrict a file in memory, which is on no mounted file system.
+		// Landlock has no rules for a memory file, which is not on a mounted file system.
 		if err := rules.allowOpen(model, "model", unix.LANDLOCK_ACCESS_FS_READ_FILE); err != nil &&
 			!errors.Is(err, unix.EBADFD) {
 			return err
@@ -108,8 +108,7 @@ func landlock(c *workerproto.Confinement, model int) error {
 	return nil
 }
 
-// deviceFiles begin the names of devices in /dev that compute, and of those that every program
-// expects.
+// deviceFiles are prefixes of names in /dev: accelerators, and devices that every program expects.
 var deviceFiles = []string{
 	"null", "zero", "full", "random", "urandom",
 	"dri", "accel", "kfd", "nvidia", "dxg", "dma_heap", "udmabuf", "ion", "kgsl", "fastrpc",
@@ -117,7 +116,7 @@ var deviceFiles = []string{
 }
 
 func devices() []string {
-	entries, _ := os.ReadDir("/dev") // else there is nothing to allow
+	entries, _ := os.ReadDir("/dev") // on an error there are no devices to allow
 	var found []string
 	for _, e := range entries {
 		if slices.ContainsFunc(deviceFiles, func(name string) bool {
@@ -129,7 +128,7 @@ func devices() []string {
 	return found
 }
 
-// isAbsent reports whether a path is not there for this user: then there is nothing to allow.
+// isAbsent reports whether a path does not exist for this user, so that no rule is needed.
 func isAbsent(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) ||
 		errors.Is(err, unix.EACCES) || errors.Is(err, unix.ELOOP)
@@ -140,7 +139,7 @@ type ruleset struct {
 	handled uint64
 }
 
-// allow permits those of the rights that Landlock knows, for a file or for all below a directory.
+// allow permits the rights that the kernel supports, for a file or for all files below a directory.
 func (r ruleset) allow(path string, rights uint64) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -150,7 +149,7 @@ func (r ruleset) allow(path string, rights uint64) error {
 	return r.allowOpen(fd, path, rights)
 }
 
-// allowOpen is allow for the file of a descriptor; name stands for it in errors.
+// allowOpen is allow for the file of a descriptor. name is its name in errors.
 func (r ruleset) allowOpen(fd int, name string, rights uint64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -167,7 +166,7 @@ func (r ruleset) allowOpen(fd int, name string, rights uint64) error {
 	return nil
 }
 
-// trySandbox tries the accesses that a worker should be kept from.
+// trySandbox tries the accesses that the sandbox should refuse.
 func (j *job) trySandbox() error {
 	c := workerproto.Confined{Landlock: landlockABI(), UID: uint32(os.Getuid())}
 	defer func() { j.result.Confined = &c }()
@@ -175,7 +174,7 @@ func (j *job) trySandbox() error {
 	c.Reads = err == nil
 	if f, err := os.OpenFile(j.req.Output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
 		c.Writes = true
-		_ = f.Close() // nothing was written
+		_ = f.Close() // no data was written
 	}
 	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err == nil {
 		c.Connects = true
@@ -184,7 +183,7 @@ func (j *job) trySandbox() error {
 	c.Memory, _ = strconv.ParseInt(readCgroup("memory.max"), 10, 64) // "max" is no bound
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
-		return nil // its values count as missing
+		return nil // unreadable values count as missing
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(status)); lines.Scan(); {
 		name, value, _ := strings.Cut(lines.Text(), ":")

@@ -16,7 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// session loads a graph with the request's options. member is its place in a group.
+// session loads a graph with the request's options. member is its index in a group.
 func (j *job) session(graph string, member int) (*ort.Session, error) {
 	if err := j.modelPhase(workerproto.PhaseLoading, member); err != nil {
 		return nil, err
@@ -29,8 +29,8 @@ func (j *job) session(graph string, member int) (*ort.Session, error) {
 	return s, step(err, "load %q", graph)
 }
 
-// load loads all graphs in order, and runs them if that is asked for. The sessions of a group end
-// in reverse, as ONNX Runtime asks of applications; a single one stays until the process ends.
+// load loads all graphs in order, and runs them if requested. The sessions of a group are released
+// in reverse, as ONNX Runtime requires; a single one is kept until the process ends.
 func (j *job) load() error {
 	if j.req.Against != "" {
 		return j.compareLoads()
@@ -59,8 +59,8 @@ func (j *job) load() error {
 }
 
 // compareLoads measures the processor time of one load of the compiled graph and of one of its
-// source. The time does not depend on what else the machine does. The graph is loaded once before,
-// because the first session in a process also pays for what the EP sets up once.
+// source. Processor time does not depend on other load. The graph is loaded once before, because
+// the first session in a process includes the EP's one-time set-up.
 func (j *job) compareLoads() error {
 	sizes := j.req.Options
 	fixed := sizes
@@ -87,7 +87,7 @@ func (j *job) compareLoads() error {
 
 func processorTime() time.Duration {
 	var usage unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &usage) // it cannot fail for this process
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &usage) // cannot fail for this process
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
@@ -100,7 +100,7 @@ func (j *job) compareOutputs() error {
 		return errors.New("the request names no source model")
 	}
 	sizes := j.req.Options
-	// fixed when it was compiled
+	// The compiled graph has fixed dimensions.
 	j.req.Options.FreeDimensions, j.req.Options.FreeDimensionsByDenotation = nil, nil
 	compiled, err := j.session(j.req.Model, 0)
 	if err != nil {
@@ -149,7 +149,7 @@ func (j *job) runSourceModel(inputs []ort.Tensor) ([]ort.Tensor, error) {
 	return s.Run(inputs)
 }
 
-// runOnZeros runs each session once. That inputs cannot be made is no failure of the graph.
+// runOnZeros runs each session once. If inputs cannot be made, the graph does not fail.
 func (j *job) runOnZeros(sessions []*ort.Session) error {
 	for i, s := range sessions {
 		inputs, err := zeros(s, j.req.Zeros)
@@ -167,7 +167,7 @@ func (j *job) runOnZeros(sessions []*ort.Session) error {
 	return nil
 }
 
-// zeros makes the session's inputs, with free dimensions of that size.
+// zeros makes the session's inputs from zeros, with free dimensions of that size.
 func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 	inputs, err := s.Inputs()
 	if err != nil {
@@ -194,9 +194,8 @@ func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 	return inputs, nil
 }
 
-// compare returns which value of the outputs is the first that differs from the wanted one by more
-// than most, both as it is and as a part of the wanted one; "" if none does. Not a number equals
-// itself. The error is for outputs that hold no numbers.
+// compare describes the first value that differs from the wanted one by more than most, absolutely
+// and relatively; "" if none does. NaN equals NaN. It fails for outputs that are not numbers.
 func compare(got, want []ort.Tensor, most float64) (string, error) {
 	if len(got) != len(want) {
 		return fmt.Sprintf("%d outputs, and the source model has %d", len(got), len(want)), nil

@@ -23,8 +23,8 @@ import (
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-// prepare limits this process, starts the worker from it, and waits until that has ended, with all
-// that it started. It gives the exit status.
+// prepare limits this process, starts the worker from it, waits until the worker and its
+// descendants have ended, and returns the exit status.
 func prepare(preparation string) (status int, err error) {
 	var p workerproto.Preparation
 	if err := json.Unmarshal([]byte(preparation), &p); err != nil {
@@ -37,14 +37,15 @@ func prepare(preparation string) (status int, err error) {
 }
 
 // prepareThread prepares the thread that it is called on. Niceness and confinement belong to the
-// thread; processes that it starts inherit them. It must not be the main thread, because that
-// stands for the process: a worker in the same Landlock domain could kill it.
+// thread; processes that it starts inherit them. It must not be the main thread, because signals to
+// the process are checked against the main thread's Landlock domain, and a worker in the same
+// domain could kill it.
 func prepareThread(p workerproto.Preparation) (int, error) {
 	model := noModel
 	if p.Model {
 		model = workerproto.ModelFD
 	}
-	runtime.LockOSThread() // never unlocked: the worker lives only as long as the thread
+	runtime.LockOSThread() // never unlocked, because the worker is killed when the thread ends
 	if err := limit(p); err != nil {
 		return 0, err
 	}
@@ -73,20 +74,20 @@ func limit(p workerproto.Preparation) error {
 	return nil
 }
 
-// raiseNiceness sets the niceness of this thread unless its own is higher: to lower it takes a
-// capability. A kernel that shares the processor between sessions first, and counts niceness only
-// within one, gets it for this session, which is the worker's own: otherwise each worker has as
-// much of the processor as the daemon. A refusal is ignored, because only the duration depends on
-// it.
+// raiseNiceness sets the niceness of this thread unless it is higher already, because lowering it
+// needs a capability. With autogroups the kernel first shares the processor between sessions, so it
+// also sets the niceness of the worker's session; otherwise each worker would get as much processor
+// time as the daemon. Best effort: only the duration depends on it.
 func raiseNiceness(nice int) {
 	if left, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
-		nice = max(nice, 20-left) // the system call returns that
+		nice = max(nice, 20-left) // the system call returns 20 - nice
 	}
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
 	_ = os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(nice)), 0)
 }
 
-// useDefaultSlices takes the daemon's short time slices from this thread: a compile is no request.
+// useDefaultSlices resets this thread's time slices to the default, because the daemon's are short
+// for its requests.
 func useDefaultSlices() {
 	if attr, err := unix.SchedGetAttr(0, 0); err == nil {
 		attr.Runtime = 0
@@ -94,7 +95,7 @@ func useDefaultSlices() {
 	}
 }
 
-// noModel stands for the descriptor of a worker's model where it has none.
+// noModel is the descriptor of a worker without an open model.
 const noModel = -1
 
 // confine restricts this thread, and all that it starts, to a worker's needs. It may read model.
@@ -108,11 +109,11 @@ func confine(c *workerproto.Confinement, model int) error {
 	return filterCalls(c, model != noModel || c.Reads)
 }
 
-// keptCapabilities let root's worker use files of other users, as far as Landlock lets it.
+// keptCapabilities let root's worker use files of other users that Landlock permits.
 const keptCapabilities = 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
 
-// dropCapabilities takes the others from the programs that root's thread starts. Another user's
-// have none.
+// dropCapabilities drops all other capabilities for the programs that root's thread starts. Those
+// of other users have none.
 func dropCapabilities() error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -123,9 +124,9 @@ func dropCapabilities() error {
 		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
-			return nil // there are no more
+			return nil // no more capabilities exist
 		}
-		// a root without privileges, as in some containers, has none to drop
+		// an unprivileged root, as in some containers, has none to drop
 		if err != nil && !errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("capability %d: %w", c, err)
 		}
@@ -133,8 +134,8 @@ func dropCapabilities() error {
 	return nil
 }
 
-// coreLimit is too small for a dump, which would hold the user's model. It is not 0, with which the
-// kernel still starts programs that take dumps.
+// coreLimit is too small for a core dump, which would contain the user's model. It is not 0,
+// because with 0 the kernel still starts the programs that handle dumps.
 const coreLimit = 1
 
 func setLimits(p workerproto.Preparation) error {
@@ -161,8 +162,8 @@ func setLimits(p workerproto.Preparation) error {
 	return nil
 }
 
-// lowerLimit sets a limit for good, but not above the inherited one. It uses syscall's function,
-// not x/sys's, because only that has the Go runtime leave the number of open files alone at
+// lowerLimit sets the soft and hard limit, but not above the inherited one. It uses syscall's
+// function instead of x/sys's, because otherwise the Go runtime changes the limit of open files at
 // exec.
 func lowerLimit(resource int, value uint64) error {
 	var old syscall.Rlimit
@@ -172,33 +173,34 @@ func lowerLimit(resource int, value uint64) error {
 	value = min(value, old.Max, math.MaxInt64)
 	hard := value
 	if resource == unix.RLIMIT_CPU {
-		hard = min(value+1, old.Max) // SIGXCPU at the soft limit shows the cause
+		hard = min(value+1, old.Max) // so that SIGXCPU at the soft limit shows the cause
 	}
 	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: hard})
 }
 
-// setIdlePriority takes the last place at the disk, if the kernel has places there.
+// setIdlePriority sets the lowest I/O priority, if the kernel supports priorities.
 func setIdlePriority() {
 	const ownProcess, idleClass = 1, 3 << 13 // IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ownProcess, 0, idleClass)
 }
 
-// raiseOOMScore makes this process the first to go when memory runs out: a compile can be made
-// again, and the daemon serves everyone. The kernel may forbid it in containers, which changes
-// nothing but that preference.
+// raiseOOMScore makes the kernel kill this process first when memory runs out, because a compile
+// can be retried, while all users need the daemon. Best effort: the kernel may forbid it in
+// containers.
 func raiseOOMScore() {
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
 }
 
-// reapTimeout is how long killed processes may take to go away.
+// reapTimeout is how long to wait for killed processes.
 const reapTimeout = 2 * time.Second
 
 // supervise starts the worker from this thread, whose limits it inherits, with its model, if one is
 // open, as workerproto.ModelFD. It waits for the worker, ends the processes that it left, and
 // returns the exit status that says how the worker ended.
 //
-// As the first process of a pid namespace it only exits: the kernel kills the rest before the exit
-// is seen. Otherwise it adopts orphans, also those with own sessions, and kills them one by one.
+// As the first process of a pid namespace it only exits: the kernel kills the rest before the
+// parent sees the exit. Otherwise it adopts orphans, also those with own sessions, and kills them
+// one by one.
 func supervise(first bool, model int) (int, error) {
 	if !first {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -207,7 +209,7 @@ func supervise(first bool, model int) (int, error) {
 	}
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
-	// Not os.StartProcess, which starts another process to see how processes can be waited for.
+	// Not os.StartProcess, which starts another process to test pidfd support.
 	files := []uintptr{0, 1, 2, requestFD, answerFD} // and workerproto.ModelFD
 	if model != noModel {
 		files = append(files, uintptr(model))
@@ -219,11 +221,11 @@ func supervise(first bool, model int) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("start again: %w", err)
 	}
-	_ = unix.Close(requestFD) // the worker has its own; its end must be seen
+	_ = unix.Close(requestFD) // the worker has duplicates, whose end must be noticed
 	_ = unix.Close(answerFD)
 	go func() {
 		<-stop
-		_ = unix.Kill(worker, unix.SIGKILL) // it has not been reaped: that ends this process
+		_ = unix.Kill(worker, unix.SIGKILL) // not reaped yet, so the pid is valid
 	}()
 	status, err := await(worker)
 	if err != nil {
@@ -262,8 +264,8 @@ func exitStatus(status unix.WaitStatus) int {
 	return workerproto.ExitSignal - 1
 }
 
-// endChildren kills and reaps until there is no child. Each that dies leaves its own children to
-// this process.
+// endChildren kills and reaps until there is no child. The children of each that dies become
+// children of this process.
 func endChildren() {
 	for deadline := time.Now().Add(reapTimeout); time.Now().Before(deadline); {
 		for _, pid := range children() {
@@ -286,9 +288,9 @@ func children() []int {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is one
 	var found []int
 	for _, path := range stats {
-		// nothing of one that ended meanwhile
+		// empty if it ended in the meantime
 		stat, _ := os.ReadFile(path)
-		// the name before it may hold anything
+		// the name before it may have any characters
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if len(fields) < 2 || fields[1] != strconv.Itoa(os.Getpid()) {
 			continue

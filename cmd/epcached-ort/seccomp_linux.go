@@ -20,11 +20,10 @@ type denial struct {
 	errno unix.Errno
 }
 
-// refusedCalls are calls that a compiler has no use for, and by which it would reach beyond its
-// files and its processes. Objects of System V and message queues, and keys, also stay behind when
-// all processes are gone.
+// refusedCalls are system calls that a compiler does not need, and that give access beyond its
+// files and processes. System V objects, message queues and keys also outlive all processes.
 var refusedCalls = []denial{
-	// it makes sockets, and opens files, without the calls for it
+	// io_uring makes sockets and opens files without the filtered calls
 	{unix.SYS_IO_URING_SETUP, unix.ENOSYS},
 	{unix.SYS_SHMGET, unix.ENOSYS}, {unix.SYS_SEMGET, unix.ENOSYS}, {unix.SYS_MSGGET, unix.ENOSYS},
 	{unix.SYS_MQ_OPEN, unix.ENOSYS},
@@ -32,20 +31,20 @@ var refusedCalls = []denial{
 	{unix.SYS_KEYCTL, unix.ENOSYS},
 	{unix.SYS_PTRACE, unix.EPERM}, {unix.SYS_PROCESS_VM_READV, unix.EPERM},
 	{unix.SYS_PROCESS_VM_WRITEV, unix.EPERM},
-	{unix.SYS_OPEN_BY_HANDLE_AT, unix.EPERM}, // it opens files by number, past every directory
-	// Landlock lets everybody change owners, modes and attributes. For files that it has open the
-	// worker may.
+	{unix.SYS_OPEN_BY_HANDLE_AT, unix.EPERM}, // opens files by handle, without a path
+	// Landlock does not restrict changes of owners, modes and attributes by path. For open files
+	// they are permitted.
 	{unix.SYS_FCHMODAT, unix.EPERM}, {unix.SYS_FCHMODAT2, unix.EPERM},
 	{unix.SYS_FCHOWNAT, unix.EPERM},
-	// Nor does it keep from times, by which the daemon knows files that it has verified. Vendors'
-	// tools set times of what they make, which is of no use: to them it looks as if they had.
+	// Nor does it restrict changes of times, by which the daemon recognises verified files.
+	// Vendors' tools set the times of their output, so the call pretends to succeed.
 	{unix.SYS_UTIMENSAT, 0},
 	{unix.SYS_SETXATTR, unix.EPERM}, {unix.SYS_LSETXATTR, unix.EPERM},
 	{unix.SYS_REMOVEXATTR, unix.EPERM}, {unix.SYS_LREMOVEXATTR, unix.EPERM},
 }
 
-// refusedWithOpenModel are refused besides to a worker that has its model open, which may be its
-// user's only one, and to one that makes no files, and reads those of the store.
+// refusedWithOpenModel are refused in addition to a worker that has its user's model open, and to
+// one that makes no files and reads those of the store.
 var refusedWithOpenModel = []denial{
 	{unix.SYS_FCHMOD, unix.EPERM}, {unix.SYS_FCHOWN, unix.EPERM}, {unix.SYS_FSETXATTR, unix.EPERM},
 	{unix.SYS_FREMOVEXATTR, unix.EPERM},
@@ -102,13 +101,14 @@ const (
 	x32Bit                 = 0x40000000
 )
 
-// filterCalls refuses calls to this thread, and to every program that it starts. Without the
-// network all sockets are refused but those of socketpair: a Unix socket also leads to the services
-// of this machine. It needs no_new_privs. A kernel without filters has none to give.
+// filterCalls installs a filter for system calls of this thread and of every program that it
+// starts. Without the network it refuses all sockets except those of socketpair, because a Unix
+// socket gives access to the machine's services. It needs no_new_privs. Without seccomp in the
+// kernel it does nothing.
 //
-// With c.Known all calls but the known ones are refused as well, and reported to the daemon. A
-// kernel that cannot report them (before Linux 5.0, or within a sandbox that gets the reports
-// itself) refuses only those by name.
+// With c.Known it refuses all unknown calls, and reports them to the daemon. If the kernel cannot
+// report them (before Linux 5.0, or within a sandbox that gets the reports itself), it refuses only
+// the named ones.
 func filterCalls(c *workerproto.Confinement, others bool) error {
 	deny := slices.Concat(refusedCalls, archRefusedCalls)
 	if others {
@@ -140,11 +140,12 @@ func install(program []unix.SockFilter, flags uintptr) (listener uintptr, errno 
 	return listener, errno
 }
 
-// firstUnifiedCall is the first of the calls that have one number everywhere. Programs go without a
-// later one where the kernel does not have it, and find an earlier one forbidden.
+// firstUnifiedCall is the first call with the same number on all architectures. Unknown calls from
+// it on fail with ENOSYS, because programs then fall back as on an older kernel, and earlier ones
+// with EPERM.
 const firstUnifiedCall = 424
 
-// reportRefused answers calls that are not known, on a thread that no filter is on, and says which.
+// reportRefused answers unknown calls, on a thread without a filter, and prints which.
 func reportRefused(listener uintptr) {
 	reported := map[int32]bool{}
 	for {
@@ -159,7 +160,7 @@ func reportRefused(listener uintptr) {
 			uintptr(unsafe.Pointer(&call)))
 		switch errno {
 		case 0:
-		case unix.EINTR, unix.ENOENT: // the process ended meanwhile
+		case unix.EINTR, unix.ENOENT: // the process ended in the meantime
 			continue
 		default:
 			return
@@ -183,8 +184,8 @@ func reportRefused(listener uintptr) {
 	}
 }
 
-// filter writes the program: calls of another architecture do not exist, those of the first list
-// fail, and of the others those of the second pass, or all if there is none.
+// filter returns the BPF program: calls of another architecture fail with ENOSYS, those in deny
+// fail, and of the others those in allow are permitted, or all if allow is empty.
 func filter(deny []denial, allow []uint32) []unix.SockFilter {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}

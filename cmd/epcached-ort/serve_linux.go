@@ -54,7 +54,7 @@ func serve() error {
 		return fmt.Errorf("start a worker: %w", err)
 	}
 	for _, fd := range fds {
-		_ = unix.Close(int(fd)) // the worker has its own; its end must be seen
+		_ = unix.Close(int(fd)) // the worker has a duplicate, whose end must be noticed
 	}
 	go obeyDaemon(in, worker)
 	var status unix.WaitStatus
@@ -102,33 +102,34 @@ func obeyDaemon(in *bufio.Reader, worker int) {
 	for {
 		word, err := in.ReadByte()
 		if err != nil {
-			_ = unix.Kill(worker, unix.SIGTERM) // ESRCH: it has ended
+			_ = unix.Kill(worker, unix.SIGTERM) // it may have ended
 			time.Sleep(2 * reapTimeout)
 			os.Exit(workerproto.ExitSetup) // systemd kills the processes that remain
 		}
-		if word == workerproto.Raise { // as far as LimitNICE= of the unit allows
+		if word == workerproto.Raise { // best effort: LimitNICE= of the unit bounds it
 			_ = os.WriteFile("/proc/"+strconv.Itoa(worker)+"/autogroup", []byte("0"), 0)
 			_ = unix.Setpriority(unix.PRIO_PGRP, worker, 0)
 		}
 	}
 }
 
-// cleanPrivate removes what a worker left in its private directory, and lets the daemon, which is
-// in the group, reach the rest of the job's directory whatever modes the vendor's code gave it.
+// cleanPrivate removes the files that a worker left in its private directory, and lets the daemon,
+// which is in the group, access the rest of the job's directory regardless of the modes that the
+// vendor's code has set.
 func cleanPrivate(private string) {
-	entries, _ := os.ReadDir(private) // nothing of one that is not there
+	entries, _ := os.ReadDir(private) // empty if it does not exist
 	for _, e := range entries {
-		_ = os.RemoveAll(filepath.Join(private, e.Name())) // the daemon says what stays
+		_ = os.RemoveAll(filepath.Join(private, e.Name())) // the daemon reports what remains
 	}
 	_ = filepath.WalkDir(filepath.Dir(private),
 		func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && (entry.IsDir() || entry.Type().IsRegular()) {
 				if info, err := entry.Info(); err == nil {
 					mode := info.Mode().Perm()
-					_ = os.Chmod(path, mode|mode>>3&0o070) // refused for the daemon's own
+					_ = os.Chmod(path, mode|mode>>3&0o070) // fails for the daemon's own files
 				}
 			}
-			return nil // it is gone
+			return nil // it was removed
 		})
 }
 

@@ -39,14 +39,13 @@ func work() int {
 	if err := workerproto.WriteEvent(out, event); err != nil {
 		return failed(workerproto.ExitProtocol, err)
 	}
-	// The caller exits without running destructors of C: libraries crash in them, after the work is
-	// done.
+	// The caller exits without running C destructors, because some libraries crash in them.
 	return status
 }
 
 // prepareProcess makes the process fit for vendor code, before any is loaded.
 func prepareProcess() error {
-	// Some EPs print to standard output, which must not be the dialogue's.
+	// Standard output goes to standard error, because some EPs print to it.
 	if err := unix.Dup3(2, 1, 0); err != nil {
 		return fmt.Errorf("standard output: %w", err)
 	}
@@ -61,8 +60,8 @@ func prepareProcess() error {
 
 // defaultSignals lets the kernel end the process on a crash. Go's handlers would print the
 // registers of every thread and end it with another signal, or with status 2, which says less. Go
-// code that dereferences nil dies the same way, which is what a worker should do. It holds for the
-// process that looks after the worker as well, because its end is taken for the worker's.
+// code that dereferences nil dies the same way, which is what a worker should do. The supervising
+// process does the same, because its end counts as the worker's.
 func defaultSignals() error {
 	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
 	const sizeOfSigset = 8
@@ -88,7 +87,7 @@ func (j *job) answer() (workerproto.Event, int) {
 }
 
 // peakMemory reads the high-water mark of resident memory, because the kernel's account for a
-// parent (rusage) also counts this process before its exec. Zero where /proc is not there.
+// parent (rusage) also counts this process before its exec. It returns 0 without /proc.
 func peakMemory() int64 {
 	status, _ := os.ReadFile("/proc/self/status")
 	_, after, _ := bytes.Cut(status, []byte("VmHWM:"))
@@ -107,13 +106,14 @@ func refusal(doing string, err error) *workerproto.Refusal {
 	if errors.As(err, &at) {
 		r.Doing, r.Text = at.step, at.err.Error()
 	}
-	if status != nil { // its code is sent apart, and says more than the name of a C function
+	// the code is sent separately, and is more informative than the name of a C function
+	if status != nil {
 		r.Text = strings.Replace(r.Text, status.Error(), status.Text, 1)
 	}
 	return r
 }
 
-// stepError names the step of a job in which something went wrong, in the user's words.
+// stepError names the failed step of a job in the user's words.
 type stepError struct {
 	step string
 	err  error
