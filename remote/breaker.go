@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The circuit breaker opens after so many failures in a row, for so long at first; that is doubled
-// each time a probe fails.
+// The circuit breaker opens after breakerFailures in a row. The time until the next probe doubles
+// each time that a probe fails.
 const (
 	breakerFailures = 3
 	breakerFirst    = 30 * time.Second
@@ -19,7 +19,7 @@ const (
 // lastErrors bounds what is kept of a remote's errors.
 const lastErrors = 8
 
-// state is what is known of a remote: its breaker, and figures.
+// state has the breaker and the figures of a remote.
 type state struct {
 	config Config
 	now    func() time.Time
@@ -27,21 +27,22 @@ type state struct {
 	mu       sync.Mutex // guards the fields below
 	failures int        // in a row
 	opened   time.Duration
-	until    time.Time // the breaker is open
+	until    time.Time // end of the time for which the breaker is open
 	probing  bool
 	status   Status
 }
 
 func newState(c Config) *state { return &state{config: c, now: time.Now} }
 
-// Status is what is known of a remote, since the daemon began or the remote was configured.
+// Status has the figures of a remote since the start of the daemon or the configuration of the
+// remote.
 type Status struct {
 	Name, URL   string
-	Open        bool          // the breaker: calls fail at once
-	OpenFor     time.Duration // until it lets a call probe
+	Open        bool          // the breaker is open, so calls fail at once
+	OpenFor     time.Duration // until the next probe
 	Calls       int64
 	Missing     int64
-	Refused     int64 // 401 and 403: see the credentials and the policy of the bucket
+	Refused     int64 // 401 and 403: wrong credentials or bucket policy
 	Unreachable int64
 	Damaged     int64
 	Skipped     int64 // because the breaker was open
@@ -78,7 +79,7 @@ func (s *state) report() Status {
 	return out
 }
 
-// enter fails while the breaker is open. probe: this call decides whether it stays so.
+// enter fails while the breaker is open. probe reports that this call decides whether it closes.
 func (s *state) enter(always bool) (probe bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,8 +98,8 @@ func (s *state) enter(always bool) (probe bool, err error) {
 	return false, nil
 }
 
-// leave counts what became of a call. Only a remote that does not answer, or answers with an error
-// of its own, opens the breaker; the caller's impatience says nothing.
+// leave counts the outcome of a call. Only a remote that does not answer, or answers with a server
+// error, opens the breaker, and not the end of the caller's context.
 func (s *state) leave(probe bool, a *Answer, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

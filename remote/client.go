@@ -13,7 +13,7 @@ import (
 	"github.com/epcached/epcached/portable"
 )
 
-// Options say how the helper is reached.
+// Options say how to connect to the helper.
 type Options struct {
 	Socket  string   // of the helper's unit; "": Program is started
 	Program string   // the path of epcached-remote
@@ -57,7 +57,7 @@ func (c *Client) Configure(remotes []Config) {
 	c.remotes = next
 }
 
-// Close ends the helper that the client started. Calls that are under way fail.
+// Close ends the helper that the client started. Calls under way fail.
 func (c *Client) Close() error { return c.helper.close() }
 
 // Hello asks the helper what a remote can do, without any traffic to it.
@@ -69,8 +69,8 @@ func (c *Client) Hello(ctx context.Context, remote string) (Can, error) {
 	return *a.Can, nil
 }
 
-// Look returns the cards under a key, as they are at the remote: at most one for a build key. It
-// takes no longer than the budget, and fails with ErrMissing, ErrRefused or ErrUnreachable.
+// Look returns the remote's cards under a key, unverified: at most one for a build key. It takes at
+// most budget, and fails with ErrMissing, ErrRefused or ErrUnreachable.
 func (c *Client) Look(ctx context.Context, remote string, key Key,
 	budget time.Duration) ([][]byte, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoLook, Key: key, Budget: budget}, nil, nil)
@@ -90,7 +90,7 @@ func (c *Client) Look(ctx context.Context, remote string, key Key,
 	return a.Cards, nil
 }
 
-// Fetch is what a fetch needs.
+// Fetch has the arguments of Client.Fetch.
 type Fetch struct {
 	Manifest []byte     // of the build, as in its card, which the caller has verified
 	Files    []*os.File // empty and writable, one for each file of the config, in that order
@@ -101,10 +101,9 @@ type Fetch struct {
 	Progress func(Progress)
 }
 
-// Fetch writes the plain bytes of a build's files. A caller that has waited long enough ends its
-// context; the bytes that were written until then are good as a seed. The caller keeps all files
-// open until Fetch returns, and verifies them: a helper that lies may still have them open for
-// writing.
+// Fetch writes the plain bytes of a build's files. If its context ends, the bytes written so far
+// can be used as a seed. The caller keeps all files open until Fetch returns, and verifies them,
+// because a malicious helper may still have them open for writing.
 func (c *Client) Fetch(ctx context.Context, remote string, f Fetch) (Progress, error) {
 	var last Progress
 	progress := func(p Progress) {
@@ -126,7 +125,7 @@ type Blob struct {
 	File *os.File // readable
 }
 
-// PutBlobs uploads the blobs that the remote does not have, and keeps those that it has from
+// PutBlobs uploads the blobs that the remote does not have, and prevents those that it has from
 // expiring.
 func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 	progress func(Progress)) (Sent, error) {
@@ -142,8 +141,8 @@ func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 	return *a.Sent, nil
 }
 
-// PutCard puts a card, whose blobs are there, under its build key and its request keys, in the
-// current epoch. A card that is there already is not replaced.
+// PutCard puts a card, whose blobs exist, under its build key and its request keys, in the current
+// epoch. It does not replace an existing card.
 func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
 	card []byte) (Put, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoPutCard, Keys: keys, Card: card}, nil, nil)
@@ -153,9 +152,8 @@ func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
 	return Put(a.Put), nil
 }
 
-// Renew keeps a build that is still used from expiring: unless the current epoch has a card of it,
-// it keeps the build's blobs, which are at the remote, and puts the card, which the caller has
-// verified, into the current epoch.
+// Renew prevents a build in use from expiring: unless the current epoch has its card, it renews the
+// build's blobs, and puts the card, which the caller has verified, into the current epoch.
 func (c *Client) Renew(ctx context.Context, remote string, keys CardKeys,
 	card []byte) (Put, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoRenew, Keys: keys, Card: card}, nil, nil)
@@ -174,7 +172,7 @@ func (c *Client) Lease(ctx context.Context, remote string, l LeaseRequest) (Leas
 	return *a.Lease, nil
 }
 
-// Trust returns the remote's trust document as it is there. ErrMissing: it has none.
+// Trust returns the remote's trust document, unverified. It fails with ErrMissing if there is none.
 func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoTrust}, nil, nil)
 	if err != nil {
@@ -187,8 +185,8 @@ func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
 	return a.Cards[0], nil
 }
 
-// PutTrust puts a trust document in the place of the one with these bytes, zero: there is none.
-// Exists: another one is there.
+// PutTrust puts a trust document. It replaces only the document with the digest over, or with zero
+// none, and otherwise returns Exists.
 func (c *Client) PutTrust(ctx context.Context, remote string, document []byte,
 	over portable.Digest) (Put, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoPutTrust, Card: document,
@@ -199,8 +197,8 @@ func (c *Client) PutTrust(ctx context.Context, remote string, document []byte,
 	return Put(a.Put), nil
 }
 
-// Collect removes what no look-up finds any more, for remotes that have no lifecycle rules: see
-// Kind. With dryRun it removes nothing.
+// Collect removes objects that no look-up can find any more, for remotes without lifecycle rules:
+// see Kind. With dryRun it removes nothing.
 func (c *Client) Collect(ctx context.Context, remote string, dryRun bool,
 	progress func(Progress)) ([]Kind, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoCollect, DryRun: dryRun}, nil, progress)
@@ -210,9 +208,9 @@ func (c *Client) Collect(ctx context.Context, remote string, dryRun bool,
 	return a.Kinds, nil
 }
 
-// Check tries on the remote what the design needs of it: reading, writing, create-only writes,
-// writes that are conditional on an ETag, ranges, listing, and the clock. It leaves one small
-// object behind: check/<random>, which the lifecycle rules remove, or the tag check.
+// Check tries the operations that the daemon needs: reading, writing, create-only writes, writes
+// that are conditional on an ETag, ranges, listing, and the clock. It leaves one small object
+// behind: check/<random>, which the lifecycle rules remove, or the tag check.
 func (c *Client) Check(ctx context.Context, remote string) ([]Finding, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoCheck}, nil, nil)
 	if err != nil {
@@ -266,7 +264,7 @@ func (c *Client) call(ctx context.Context, remote string, r *Request, files []*o
 	return a, err
 }
 
-// oneLine makes a text of the helper fit for logs.
+// oneLine replaces control characters in a text of the helper, for logs.
 func oneLine(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

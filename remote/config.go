@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Config says where a remote is. It travels with each request, so that the helper needs no
-// configuration: only credentials, which are never in here.
+// Config is the configuration of a remote. It is part of each request, so that the helper needs no
+// configuration but credentials, which are never part of it.
 type Config struct {
 	Name string // of the table in the configuration; credentials are found by it
 	// s3://bucket/prefix; oci://host/repository; https://host/path, which is only read;

@@ -1,5 +1,5 @@
-// Package remote is the daemon's way to stores on other machines: the protocol to the helper
-// process epcached-remote, which moves the bytes, and the client of it. The daemon itself opens no
+// Package remote connects the daemon to stores on other machines: it has the protocol of the helper
+// process epcached-remote, which transfers the bytes, and its client. The daemon itself opens no
 // network connection.
 //
 // Each call is a Unix connection of its own: one frame with the request and its descriptors, then

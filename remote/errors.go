@@ -7,17 +7,18 @@ import (
 
 // The results of a call that did not succeed; errors.Is distinguishes them.
 var (
-	// ErrMissing: the remote is well and does not have it. For a look-up this is a miss.
+	// ErrMissing: the remote answered that it does not have the object. For a look-up this is a
+	// miss.
 	ErrMissing = errors.New("not there")
-	// ErrRefused: the remote said 401 or 403. It is a miss for the request; since S3 says the same
-	// of missing objects to readers that may not list, it is no failure of the remote either.
+	// ErrRefused: the remote answered 401 or 403. It counts as a miss and not as a failure of the
+	// remote, because S3 answers the same for missing objects to readers that may not list.
 	ErrRefused = errors.New("refused")
 	// ErrUnreachable: no answer, a server's error, the budget was used up, the helper is missing or
 	// crashed, or the breaker is open.
 	ErrUnreachable = errors.New("unreachable")
-	// ErrDamaged: the remote sent something else than was asked for. No byte of it may be used.
+	// ErrDamaged: the remote sent wrong bytes, of which none may be used.
 	ErrDamaged = errors.New("damaged")
-	// ErrUnsupported: this kind of remote cannot do it.
+	// ErrUnsupported: this kind of remote does not support the call.
 	ErrUnsupported = errors.New("not supported")
 	// ErrLocal: the files of the caller could not be read or written.
 	ErrLocal = errors.New("local error")
@@ -33,7 +34,7 @@ type Error struct {
 	Class      string        // one of the keys of classes
 	Remote     string        // its name
 	Text       string        // the cause, with neither keys nor credentials
-	RetryAfter time.Duration // what the server asked for; of interest in the background only
+	RetryAfter time.Duration // the server's Retry-After; used in the background only
 }
 
 // Error names the remote and the cause.

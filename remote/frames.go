@@ -42,8 +42,8 @@ func Send(conn *net.UnixConn, message any, files []*os.File) error {
 	return err
 }
 
-// Receive reads one frame. The descriptors that came with it are the caller's, also if it fails.
-// Memory is taken for bytes that arrived, never on the word of the peer.
+// Receive reads one frame. The caller closes the received descriptors, also after an error. Memory
+// is allocated only for bytes that have arrived.
 func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	head := make([]byte, 4)
 	oob := make([]byte, syscall.CmsgSpace(4*maxFiles))

@@ -22,23 +22,23 @@ const (
 // errHelper says that the helper ended before it answered.
 var errHelper = errors.New("epcached-remote ended without an answer")
 
-// helper is the process, or the unit that has it.
+// helper starts the process, or connects to its unit.
 type helper struct {
 	opts Options
 	now  func() time.Time
 
 	mu      sync.Mutex // guards the fields below
 	closed  bool
-	running *process  // nil: none is
+	running *process  // nil: not running
 	crashes int       // in a row
 	notYet  time.Time // when it may be started again
 }
 
-// process is one that was started.
+// process is a started helper process.
 type process struct {
 	*os.Process
-	control *net.UnixConn // connections are handed over by it
-	ended   chan struct{} // closed when its end is noted
+	control *net.UnixConn // passes connections to it
+	ended   chan struct{} // closed when its end is recorded
 }
 
 // endTimeout is the time that a process has to end by itself.
@@ -46,19 +46,19 @@ const endTimeout = 2 * time.Second
 
 // end ends a process, and returns when it has.
 func (p *process) end() {
-	_ = p.control.Close() // the process ends with it
+	_ = p.control.Close() // which ends the process
 	select {
 	case <-p.ended:
 	case <-time.After(endTimeout):
-		_ = p.Kill() // or it has ended just now
+		_ = p.Kill() // it may have ended just now
 		<-p.ended
 	}
 }
 
 func newHelper(opts Options) *helper { return &helper{opts: opts, now: time.Now} }
 
-// call sends a request and reads the answers. A helper that ended because it was idle, just as the
-// request came, is started again.
+// call sends a request and reads the answers. If the helper ended because it was idle just when the
+// request came, it is started again.
 func (h *helper) call(ctx context.Context, r *Request, files []*os.File,
 	progress func(Progress)) (*Answer, error) {
 	for attempt := 0; ; attempt++ {
@@ -74,7 +74,7 @@ func (h *helper) call(ctx context.Context, r *Request, files []*os.File,
 	}
 }
 
-// settle waits until the end of a process that closed a connection is noted.
+// settle waits until the end of a process that closed a connection is recorded.
 func (h *helper) settle(ctx context.Context) {
 	h.mu.Lock()
 	running := h.running
@@ -85,7 +85,7 @@ func (h *helper) settle(ctx context.Context) {
 	select {
 	case <-running.ended:
 	case <-ctx.Done():
-	case <-time.After(200 * time.Millisecond): // it lives, and this call alone failed
+	case <-time.After(200 * time.Millisecond): // it is running, and only this call failed
 	}
 }
 
@@ -94,7 +94,7 @@ func converse(ctx context.Context, conn *net.UnixConn, r *Request, files []*os.F
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
 		stop()
-		_ = conn.Close() // cancels what the helper still does for it
+		_ = conn.Close() // cancels the call in the helper
 	}()
 	if err := Send(conn, r, files); err != nil {
 		return nil, false, fmt.Errorf("epcached-remote: %w", err)
@@ -102,7 +102,7 @@ func converse(ctx context.Context, conn *net.UnixConn, r *Request, files []*os.F
 	for {
 		a := new(Answer)
 		got, err := Receive(conn, a)
-		CloseAll(got) // there should be none
+		CloseAll(got) // none is expected
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil, began, errHelper
@@ -186,7 +186,7 @@ func (h *helper) start() error {
 	return nil
 }
 
-// wait passes on what the process prints, and notes its end.
+// wait logs the output of the process, and records its end.
 func (h *helper) wait(cmd *exec.Cmd, stderr io.Reader, p *process) {
 	defer close(p.ended)
 	lines := bufio.NewScanner(stderr)

@@ -23,7 +23,8 @@ const (
 // EpochLength is the time after which cards are put under another name: see Epoch.
 const EpochLength = 30 * 24 * time.Hour
 
-// Epoch is the number of the epoch of a time. Cards of this epoch and of the one before are found.
+// Epoch returns the number of the epoch of a time. Look-ups find cards of the current and the
+// previous epoch.
 func Epoch(t time.Time) int64 { return t.Unix() / int64(EpochLength/time.Second) }
 
 // The requests.
@@ -46,11 +47,11 @@ type Request struct {
 	Version  int
 	Do       string
 	Remote   Config
-	Budget   time.Duration // after which no answer is wanted; 0: no bound
+	Budget   time.Duration // time for the answer; 0: no bound
 	Key      Key           // look
 	Manifest []byte        // fetch
-	Writable int           // fetch: so many descriptors are to be written, the rest are seeds
-	Slowly   bool          // fetch: the rate of the remote counts
+	Writable int           // fetch: number of descriptors to write; the rest are seeds
+	Slowly   bool          // fetch: the configured rate applies
 	Blobs    []BlobName    // putblobs: one for each descriptor
 	Card     []byte        // putcard, renew; puttrust: the document
 	Keys     CardKeys      // putcard, renew; puttrust: Over
@@ -73,7 +74,7 @@ type Answer struct {
 	Wire  Wire      // bytes that this call took
 }
 
-// Key is what a look-up asks for.
+// Key is the key of a look-up.
 type Key struct {
 	Request bool // a request key; otherwise a build key
 	Hash    portable.Hash
@@ -93,11 +94,11 @@ func (k Key) String() string {
 	return "build key " + k.Hash.String()
 }
 
-// CardKeys is where a card is put.
+// CardKeys are the keys under which a card is put.
 type CardKeys struct {
 	Build    portable.Hash
 	Requests []portable.Hash // may be empty
-	// Over is the SHA-256 of the object that is replaced, if it is that; zero: none is.
+	// Over is the SHA-256 of the only object that may be replaced; zero: none.
 	Over portable.Digest
 }
 
@@ -114,44 +115,45 @@ type Wire struct {
 	Requests int
 }
 
-// Can is what a kind of remote is able to do, as far as it is known without trying.
+// Can lists the operations that a kind of remote supports, as far as is known without trying.
 type Can struct {
 	Read, Write, CreateOnly, Range, List bool
 }
 
-// BlobName says what a blob is called.
+// BlobName names a blob.
 type BlobName struct {
 	Digest portable.Digest
 	Size   int64
 }
 
-// Sent is what became of an upload.
+// Sent is the result of an upload.
 type Sent struct {
 	Sent, Existed int   // blobs
 	Bytes         int64 // of those sent
 }
 
-// Put says whether a card was made.
+// Put is the result of putting a card.
 type Put string
 
-// The first card of an epoch stays, unless the caller has seen it and says that it does not count.
+// The first card of an epoch is kept, unless the caller names it for replacement with
+// CardKeys.Over.
 const (
 	Created  Put = "created"
 	Replaced Put = "replaced"
-	Exists   Put = "exists" // another card, or the same one; a look-up has it
+	Exists   Put = "exists" // a card exists already
 )
 
 // LeaseRequest asks for the right to compile for all machines.
 type LeaseRequest struct {
 	Key      portable.Hash // build key
-	Holder   string        // of this attempt: random, and the same in each renewal
+	Holder   string        // random for each attempt, and the same in its renewals
 	Estimate time.Duration // of the compile
-	TTL      time.Duration // within which it is renewed; after two of them others take it over
+	TTL      time.Duration // interval of renewals; after two of them others may take over
 	Release  bool          // the compile ended without a card: others may start
 	Look     bool          // only say who has it
 }
 
-// LeaseState is what became of a request for a lease.
+// LeaseState is the result of a request for a lease.
 type LeaseState string
 
 // States of a lease.
@@ -167,22 +169,22 @@ const (
 type Lease struct {
 	State     LeaseState
 	Age       time.Duration // Held: since it was taken
-	Estimate  time.Duration // Held: what its holder expects
+	Estimate  time.Duration // Held: the holder's estimate
 	TakenOver bool          // Granted: the earlier holder did not renew it
 }
 
-// Kind is what a collection found of one kind of objects.
+// Kind is the result of a collection for one kind of objects.
 type Kind struct {
 	Name    string // "cards", "blobs", "leases", "checks"
 	Kept    int
 	Removed int   // or would be
 	Bytes   int64 // of those removed
-	Young   int   // of those kept: nothing needs them, and they are not old enough
+	Young   int   // kept only because they are too young
 }
 
-// Finding is one thing that Check tried.
+// Finding is the result of one operation of Check.
 type Finding struct {
 	Name string // "read", "write", "create-only", "if-match", "range", "list", "referrers", "clock"
 	OK   bool
-	Text string // what was seen, and what follows from it
+	Text string // the result and its consequence
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// collectGrace is the age below which nothing is collected: a publisher may be about to need it.
+// collectGrace is the age below which objects are not collected, because a publisher may be about
+// to need them.
 const collectGrace = 24 * time.Hour
 
 // found is an object that a collection has seen.
@@ -24,7 +25,8 @@ type found struct {
 	modified time.Time
 }
 
-// collection marks what the cards of the current and the previous epoch need, and sweeps the rest.
+// collection marks the objects that cards of the current and the previous epoch need, and removes
+// the others.
 type collection struct {
 	*store
 	call  *call
@@ -38,15 +40,15 @@ type collection struct {
 	total  int64
 }
 
-// collect removes the cards that no look-up asks for any more, blobs that no other card needs, and
-// leases and checks that are over. A card that cannot be read ends it before anything is removed.
-// A blob that a publisher was about to need is lost to it: readers count its card as missing, and
-// the next publisher sends the blob again.
+// collect removes the cards that no look-up can find any more, blobs that no other card needs, and
+// expired leases and checks. If a card cannot be read, it fails before it removes any object. If it
+// removes a blob that a publisher is about to need, readers treat that card as missing, and the
+// next publisher uploads the blob again.
 func (s *store) collect(ctx context.Context, c *call) ([]remote.Kind, error) {
 	g := &collection{store: s, call: c, now: s.engine.clock(), epoch: s.epoch(),
 		needed: make(map[portable.Digest]bool), seen: make(map[string]bool)}
 	if _, err := s.engine.stat(ctx, layoutName); err != nil {
-		return nil, err // it does not answer, or is no remote
+		return nil, err // unreachable, or not a remote
 	}
 	cards, err := g.mark(ctx)
 	if err != nil {
@@ -61,7 +63,7 @@ func (s *store) collect(ctx context.Context, c *call) ([]remote.Kind, error) {
 			}
 			dead = func(o *found) bool { return prefix != blobsName || !g.isNeeded(o.name) }
 		}
-		if prefix == blobsName { // cards that came meanwhile
+		if prefix == blobsName { // mark cards that were added in the meantime
 			if _, err := g.mark(ctx); err != nil {
 				return nil, err
 			}
@@ -81,7 +83,7 @@ func (g *collection) list(ctx context.Context, prefix string) (all []found, err 
 	return all, err
 }
 
-// mark reads the cards that look-ups find, and notes the blobs that they need. It returns all
+// mark reads the cards that look-ups find, and records the blobs that they need. It returns all
 // cards.
 func (g *collection) mark(ctx context.Context) (cards []found, err error) {
 	for _, prefix := range []string{"v1/builds/", "v1/requests/"} {
@@ -105,7 +107,7 @@ func (g *collection) mark(ctx context.Context) (cards []found, err error) {
 func (g *collection) markCard(ctx context.Context, name string) error {
 	raw, _, err := small(ctx, g.engine, name, remote.MaxCard)
 	if err != nil && isClass(err, remote.ErrMissing) {
-		return nil // it was removed meanwhile
+		return nil // it was removed in the meantime
 	}
 	var card *portable.Card
 	if err == nil {
@@ -137,7 +139,7 @@ func (g *collection) isNeeded(name string) bool {
 	return err == nil && g.needed[d]
 }
 
-// sweep removes the dead ones among the objects.
+// sweep removes the objects for which dead is true.
 func (g *collection) sweep(ctx context.Context, k *remote.Kind, objects []found,
 	dead func(*found) bool) error {
 	all, limited := errgroup.WithContext(ctx)

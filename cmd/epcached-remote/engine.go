@@ -13,20 +13,20 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// engine reads and writes objects by name. Names are made by store.go alone. Errors are of
-// package remote's classes, or classify finds their class.
+// engine reads and writes objects by name. Only store.go makes names. Errors are of package
+// remote's classes, or classify finds their class.
 type engine interface {
 	can() remote.Can
-	// get reads length bytes from an offset on, or all of the object if length is below 0. An
-	// engine without ranges returns more, and says from where.
+	// get reads length bytes from an offset on, or all of the object if length is negative. An
+	// engine without ranges returns more, and sets object.from.
 	get(ctx context.Context, name string, from, length int64) (*object, error)
 	stat(ctx context.Context, name string) (*object, error) // without a body
 	// put fails with errExists if the condition does not hold.
 	put(ctx context.Context, name string, body *io.SectionReader, sha256 string,
 		when condition) error
-	// touch makes the object as young as one that was put now.
+	// touch resets the age of the object.
 	touch(ctx context.Context, name string, size int64) error
-	// list returns at most so many names, without the prefix.
+	// list returns at most most names, without the prefix.
 	list(ctx context.Context, prefix string, most int) ([]string, error)
 	// walk calls fn with all objects below a prefix, with their whole names.
 	walk(ctx context.Context, prefix string, fn func(name string, o *object) error) error
@@ -34,10 +34,10 @@ type engine interface {
 	clock() time.Time // the server's, as far as it is known
 }
 
-// all is what an engine can do that lacks nothing.
+// all is the Can of an engine that supports all operations.
 var all = remote.Can{Read: true, Write: true, CreateOnly: true, Range: true, List: true}
 
-// object is one that is read.
+// object is an object for reading.
 type object struct {
 	body     io.ReadCloser
 	from     int64 // the offset of the first byte of body
@@ -46,10 +46,10 @@ type object struct {
 	modified time.Time
 }
 
-// condition says when a put counts.
+// condition is the condition of a put.
 type condition struct {
-	create bool   // there is no such object
-	match  string // the object has this ETag
+	create bool   // the object must not exist
+	match  string // the object must have this ETag
 }
 
 // errExists says that the condition of a put does not hold.
@@ -59,7 +59,7 @@ func fail(class, format string, args ...any) *remote.Error {
 	return &remote.Error{Class: class, Text: fmt.Sprintf(format, args...)}
 }
 
-// classify returns the class of an error, and what is said of it.
+// classify converts an error to a remote.Error with its class.
 func classify(err error) *remote.Error {
 	var e *remote.Error
 	switch {
@@ -91,7 +91,7 @@ func transient(ctx context.Context, err error) bool {
 		callOf(ctx).retryAfter.Load() == 0
 }
 
-// small reads an object that has at most so many bytes.
+// small reads an object of at most most bytes.
 func small(ctx context.Context, e engine, name string, most int64) ([]byte, *object, error) {
 	o, err := e.get(ctx, name, 0, -1)
 	if err != nil {

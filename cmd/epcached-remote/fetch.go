@@ -16,7 +16,7 @@ const (
 	transfers = 4        // parts of a fetch at the same time
 	attempts  = 3        // of each part
 	partSize  = 8 << 20  // bytes of one range
-	gapSize   = 32 << 10 // bytes that are read again rather than by another request
+	gapSize   = 32 << 10 // bytes that are transferred again to save a request
 )
 
 // fetching is one fetch.
@@ -26,11 +26,11 @@ type fetching struct {
 	layers []portable.Layer
 	files  []*os.File
 	wanted map[portable.ChunkSum][]place
-	chunks [][]portable.Chunk // of each file; nil: it is read whole
+	chunks [][]portable.Chunk // chunks of each file; nil: it is read whole
 	have   [][]bool           // of each chunk
 }
 
-// place is where a chunk belongs.
+// place identifies a chunk of a build.
 type place struct{ file, chunk int }
 
 // fetch writes the plain bytes of a build's files: chunks that a seed has, then the others by
@@ -149,10 +149,10 @@ func (f *fetching) write(p place, chunk []byte) error {
 	return nil
 }
 
-// part is chunks of a file that one request reads.
+// part is a range of a file's chunks that one request reads.
 type part struct{ file, first, end int }
 
-// parts divides the chunks of a file that are missing. Small gaps are read again.
+// parts divides the missing chunks of a file into parts. Small gaps are transferred again.
 func (f *fetching) parts(file int) (all []part) {
 	chunks, have := f.chunks[file], f.have[file]
 	open := -1 // the part that may grow
@@ -174,7 +174,7 @@ func (f *fetching) parts(file int) (all []part) {
 	return all
 }
 
-// part reads a part. After an error of the connection it continues behind the last whole chunk.
+// part reads a part. After an error of the connection it continues after the last complete chunk.
 func (f *fetching) part(ctx context.Context, p part) (err error) {
 	u, err := portable.NewUnpacker()
 	if err != nil {
@@ -187,7 +187,7 @@ func (f *fetching) part(ctx context.Context, p part) (err error) {
 			return err
 		}
 		if p.first > first {
-			tries = -1 // it gets on
+			tries = -1 // progress was made, so retries count again
 		}
 	}
 	return err
@@ -220,7 +220,7 @@ func (f *fetching) chunksOf(ctx context.Context, p *part, u *portable.Unpacker) 
 			return early(err)
 		}
 		if f.have[p.file][p.first] {
-			continue // of a gap
+			continue // in a gap: known already
 		}
 		chunk, err := u.Chunk(c, frame)
 		if err != nil {

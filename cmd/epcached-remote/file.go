@@ -22,7 +22,8 @@ func (d *directory) can() remote.Can { return all }
 
 func (d *directory) clock() time.Time { return time.Now() }
 
-// open opens the directory. One that is not there is a stick that is not plugged in.
+// open opens the directory. A missing one is unreachable, because it may be on a stick that is not
+// plugged in.
 func (d *directory) open() (*os.Root, error) {
 	root, err := os.OpenRoot(d.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -63,7 +64,7 @@ func objectOf(info fs.FileInfo) *object {
 		etag: fmt.Sprintf("%x-%x-%x", info.ModTime().UnixNano(), info.Size(), stat.Ino)}
 }
 
-// fileBody counts as network traffic does.
+// fileBody counts the bytes read like network traffic.
 type fileBody struct {
 	ctx  context.Context
 	call *call
@@ -94,8 +95,8 @@ func (d *directory) stat(_ context.Context, name string) (*object, error) {
 	return objectOf(info), nil
 }
 
-// put writes a temporary file, syncs it, and links or renames it: the object is there as a whole or
-// not at all. Conditions on an ETag hold a lock on the directory.
+// put writes a temporary file, syncs it, and links or renames it, so that the object is complete or
+// missing. Conditions on an ETag hold a lock on the directory.
 func (d *directory) put(ctx context.Context, name string, body *io.SectionReader, _ string,
 	when condition) (err error) {
 	root, err := d.open()
@@ -140,7 +141,7 @@ func (d *directory) put(ctx context.Context, name string, body *io.SectionReader
 	return lock.Sync()
 }
 
-// locked opens a directory and locks it, against other writers.
+// locked opens a directory and locks it against other writers.
 func locked(root *os.Root, dir string) (*os.File, error) {
 	f, err := root.Open(dir)
 	if err != nil {

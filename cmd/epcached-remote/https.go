@@ -22,14 +22,15 @@ const (
 	maxHeader   = 64 << 10
 	maxListing  = 1 << 20 // bytes of a listing, or of an error
 	maxRedirect = 3
-	// A server that sends nothing for so long is given up, also where the caller has no deadline.
+	// A call fails if the server sends no byte for this time, also without a deadline of the
+	// caller.
 	stalled = 30 * time.Second
 )
 
 // meter counts the bytes of each call, learns the server's clock, and bounds what is read.
 type meter struct {
 	next http.RoundTripper
-	skew atomic.Int64 // the server's clock is that much ahead; nanoseconds
+	skew atomic.Int64 // nanoseconds by which the server's clock is ahead
 }
 
 func newMeter(c remote.Config) *meter {
@@ -52,7 +53,7 @@ func (m *meter) clock() time.Time { return time.Now().Add(time.Duration(m.skew.L
 func (m *meter) RoundTrip(r *http.Request) (*http.Response, error) {
 	c := callOf(r.Context())
 	if c == nil {
-		return m.next.RoundTrip(r) // of the credentials
+		return m.next.RoundTrip(r) // a request for credentials
 	}
 	c.requests.Add(1)
 	c.out.Add(max(0, r.ContentLength))
@@ -63,7 +64,7 @@ func (m *meter) RoundTrip(r *http.Request) (*http.Response, error) {
 	if date, err := http.ParseTime(response.Header.Get("Date")); err == nil {
 		skew := time.Until(date)
 		if skew.Abs() < 2*time.Second {
-			skew = 0 // the header has whole seconds
+			skew = 0 // because the header has whole seconds
 		}
 		m.skew.Store(int64(skew))
 	}
@@ -84,7 +85,7 @@ func (m *meter) RoundTrip(r *http.Request) (*http.Response, error) {
 type meteredBody struct {
 	io.ReadCloser
 	call  *call
-	left  int64 // below 0: no bound
+	left  int64 // negative: no bound
 	watch *time.Timer
 }
 
@@ -111,7 +112,7 @@ func (b *meteredBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// https is a remote that is only read: static files of any web server.
+// https is a read-only remote: static files of any web server.
 type https struct {
 	*meter
 	base   *url.URL
@@ -217,7 +218,7 @@ func statusError(code int, text string) error {
 	case code == http.StatusUnauthorized, code == http.StatusForbidden:
 		return fail("refused", "%s", text)
 	case code == http.StatusPreconditionFailed, code == http.StatusConflict:
-		return errExists // AWS says the second one while another writer is at it
+		return errExists // AWS answers 409 while another writer is active
 	case code == http.StatusNotImplemented, code == http.StatusMethodNotAllowed:
 		return fail("unsupported", "%s", text)
 	case code == http.StatusRequestedRangeNotSatisfiable:

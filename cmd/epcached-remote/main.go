@@ -1,6 +1,6 @@
-// Command epcached-remote moves builds between epcached and stores on other machines, so that the
-// daemon needs no network. It has no store and no devices, is not trusted by the daemon, and ends
-// when it is idle. Package remote is the client and describes the protocol.
+// Command epcached-remote transfers builds between epcached and stores on other machines, so that
+// the daemon needs no network. It has no store and no devices, is not trusted by the daemon, and
+// ends when it is idle. Package remote is the client and describes the protocol.
 //
 //	epcached-remote serve    serve the socket of systemd, or the socketpair that is descriptor 3
 //	epcached-remote version  print the version

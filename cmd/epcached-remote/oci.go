@@ -81,7 +81,7 @@ func newRegistry(c remote.Config, u *url.URL) (*registry, error) {
 	return g, nil
 }
 
-// registryCredentials finds the credentials of a remote where other tools for registries find them.
+// registryCredentials reads the credentials of a remote from the files of other registry tools.
 func registryCredentials(c remote.Config) (auth.CredentialFunc, error) {
 	var store credentials.Store
 	var err error
@@ -97,7 +97,7 @@ func registryCredentials(c remote.Config) (auth.CredentialFunc, error) {
 	case os.Getenv("HOME") != "" || os.Getenv("DOCKER_CONFIG") != "":
 		store, err = credentials.NewStoreFromDocker(credentials.StoreOptions{})
 		if errors.Is(err, fs.ErrPermission) {
-			return nil, nil // it is another user's, by whom the daemon was started
+			return nil, nil // the file belongs to another user, who started the daemon
 		}
 	default:
 		return nil, nil
@@ -117,7 +117,8 @@ func (g *registry) can() remote.Can {
 	return remote.Can{Read: true, Write: true, Range: true, List: true}
 }
 
-// pathOf returns where an object is, below the repository's URL; "": a registry has no such object.
+// pathOf returns the path of an object below the repository's URL, "" if registries do not have
+// such objects.
 func pathOf(name string) string {
 	parts := strings.Split(name, "/")
 	switch {
@@ -254,7 +255,8 @@ func described(media, artifact string, raw []byte) ocispec.Descriptor {
 		Digest: digest.FromBytes(raw)}
 }
 
-// putCard puts the manifests of a card and then the card, unless the tag is this very card already.
+// putCard puts the manifests of a card and then the card, unless the tag has exactly this card
+// already.
 func (g *registry) putCard(ctx context.Context, tag string, raw []byte) error {
 	switch o, err := g.ask(ctx, http.MethodHead, "manifests/"+tag, 0, -1); {
 	case err == nil && o.etag == digest.FromBytes(raw).String():
@@ -279,11 +281,11 @@ func (g *registry) tag(ctx context.Context, tag, media string, raw []byte) error
 		bytes.NewReader(raw), tag))
 }
 
-// addTries bounds how often a card is added to an index that other publishers replace meanwhile. A
-// card that is not in it is found by its build key alone.
+// addTries bounds the retries of adding a card to an index that other publishers replace at the
+// same time. A card outside the index is found only by its build key.
 const addTries = 3
 
-// addCard puts a card, which is there, into the index of a request.
+// addCard adds an existing card to the index of a request.
 func (g *registry) addCard(ctx context.Context, tag, build string, card []byte) error {
 	own := described(portable.MediaIndex, portable.ArtifactCard, card)
 	own.Annotations = map[string]string{ocispec.AnnotationRefName: build}
@@ -323,8 +325,8 @@ func (g *registry) cards(ctx context.Context, tag string) ([]ocispec.Descriptor,
 	return x.Manifests[:min(len(x.Manifests), remote.MaxCards)], nil
 }
 
-// current returns the cards as their tags are now, without the one of a build, and without those
-// that were removed: a registry refuses an index of manifests that it does not have.
+// current returns the current manifests of the cards' tags, without the card of a build and without
+// removed cards, because a registry refuses an index with missing manifests.
 func (g *registry) current(ctx context.Context, old []ocispec.Descriptor, without string) (
 	[]ocispec.Descriptor, error) {
 	next := make([]ocispec.Descriptor, len(old))
@@ -351,7 +353,7 @@ func (g *registry) current(ctx context.Context, old []ocispec.Descriptor, withou
 	return slices.DeleteFunc(next, func(d ocispec.Descriptor) bool { return d.Size <= 0 }), err
 }
 
-// buildOfTag returns the build key of a card's tag, "" if it is none.
+// buildOfTag returns the build key of a card's tag, "" for another tag.
 func buildOfTag(tag string) string {
 	key, is := strings.CutPrefix(tag, "b-")
 	if !is || new(portable.Hash).UnmarshalText([]byte(key)) != nil {
@@ -360,8 +362,8 @@ func buildOfTag(tag string) string {
 	return key
 }
 
-// putTrust puts the trust document, unless there is one that the caller has not seen. Of writers at
-// the same time the last one wins.
+// putTrust puts the trust document, unless there is one that the caller has not seen. Of concurrent
+// writers the last one wins.
 func (g *registry) putTrust(ctx context.Context, raw []byte, when condition) error {
 	o, err := g.document(ctx, trustTag)
 	switch {
@@ -412,7 +414,7 @@ func isManifest(f *os.File, size int64) bool {
 		(is.MediaType == portable.MediaManifest || is.MediaType == portable.MediaIndex)
 }
 
-// check tries what the design needs of a registry. It leaves the tag "check" behind.
+// check tries the operations that the daemon needs on a registry. It leaves the tag "check" behind.
 func (g *registry) check(ctx context.Context) (found findings, err error) {
 	err = g.read(ctx, "manifests/"+checkTag, new(ocispec.Manifest))
 	if err != nil && isClass(err, remote.ErrUnreachable) {

@@ -26,11 +26,11 @@ import (
 )
 
 // A client that finds no daemon runs `epcached --autostart --socket PATH`, and holds the lock
-// PATH.start meanwhile, so that one does it for all. This process looks whether that is wanted,
-// starts another one that stays, waits until that answers or gives up, and ends: the application is
-// left with no child that lives on, and with no reason to wait for one.
+// PATH.start meanwhile, so that only one client does it. This process checks whether autostart is
+// enabled, starts the daemon in the background, waits until that is ready or fails, and ends, so
+// that the application is left without a child process.
 
-// startLimit bounds the wait for a daemon that neither answers nor fails.
+// startLimit bounds the wait for a daemon that is neither ready nor fails.
 const startLimit = 30 * time.Second
 
 const isReady = "ready"
@@ -47,7 +47,7 @@ func addOwnRuntime(s *config.Settings) {
 		return
 	}
 	if _, err := compilers.Find(prefix); err != nil {
-		return // nothing is there, which is no mistake
+		return // no runtime there, which is no error
 	}
 	s.Runtimes = append(s.Runtimes, config.Runtime{Directory: prefix})
 }
@@ -57,7 +57,7 @@ func autostartOff(s *config.Settings) error {
 		return fmt.Errorf("autostart is disabled in %s", s.File)
 	}
 	system, err := config.Load(config.DefaultFile)
-	// one that is wrong, or not for this user's eyes, is the system daemon's matter
+	// Errors are ignored, because the file belongs to the system's daemon.
 	if err == nil && !system.Autostart {
 		return fmt.Errorf("autostart is disabled in %s", config.DefaultFile)
 	}
@@ -72,11 +72,11 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 	if err != nil {
 		return fmt.Errorf("autostart: %w", err)
 	}
-	defer answers.Close() // only read from
+	defer answers.Close() // opened for reading
 	return awaitAnswer(ctx, answers, s)
 }
 
-// start starts the process that stays, and returns the pipe that it answers on.
+// start starts the background process, and returns the pipe on which it reports.
 func (c *call) start(s *config.Settings) (answers *os.File, err error) {
 	err = cmp.Or(unixsock.MakePrivateDir(s.State), unixsock.MakePrivateDir(filepath.Dir(s.Socket)))
 	if err != nil {
@@ -90,7 +90,7 @@ func (c *call) start(s *config.Settings) (answers *os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() // nothing was written by this process
+	defer log.Close() // this process has not written to it
 	answers, starter, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (c *call) start(s *config.Settings) (answers *os.File, err error) {
 }
 
 func awaitAnswer(ctx context.Context, answers *os.File, s *config.Settings) error {
-	// fails only if it is closed
+	// SetReadDeadline fails only if the pipe is closed.
 	defer context.AfterFunc(ctx, func() { _ = answers.SetReadDeadline(time.Unix(1, 0)) })()
 	if err := answers.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
 		return fmt.Errorf("autostart: %w", err)
@@ -119,11 +119,12 @@ func awaitAnswer(ctx context.Context, answers *os.File, s *config.Settings) erro
 	return fmt.Errorf("the started daemon ended at once: see %s", logs.Path(s.State))
 }
 
-// arguments are those of the process that stays. Paths are absolute: it runs in another directory.
+// arguments returns the arguments of the background process. Paths are absolute, because it runs in
+// another directory.
 func (c *call) arguments(s *config.Settings) []string {
 	args := []string{"--autostart", "--detached", "--state", s.State, "--socket", s.Socket}
 	if c.config != "" {
-		// else there is no working directory, and the name is absolute or of no use
+		// Fails only without a working directory.
 		if abs, err := filepath.Abs(c.config); err == nil {
 			args = append(args, "--config", abs)
 		}
@@ -140,8 +141,8 @@ func (c *call) arguments(s *config.Settings) []string {
 	return args
 }
 
-// environment returns the variables that the background process inherits: no secrets, and
-// nothing that changes how programs are loaded.
+// environment returns the variables that the background process inherits: no secrets, and none that
+// change how programs are loaded.
 func environment() []string {
 	kept := []string{"PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "TMPDIR"}
 	return slices.DeleteFunc(os.Environ(), func(one string) bool {
@@ -151,8 +152,8 @@ func environment() []string {
 	})
 }
 
-// detached is the process that stays: it reports to the process that started it that it answers, or
-// why it does not.
+// detached runs the background process. It reports to the process that started it that it is ready,
+// or its error.
 func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.Set) error {
 	starter, err := starterPipe()
 	if err != nil {
@@ -170,21 +171,21 @@ func (p *process) detached(ctx context.Context, s *config.Settings, set *rules.S
 		if err := unixsock.MakePrivateDir(s.State); err != nil {
 			return err
 		}
-		return log.Begin() // the old one went with the directory
+		return log.Begin() // the old file was removed with the directory
 	}
 	err = p.serve(ctx, s, set)
 	if link != "" {
-		_ = os.Remove(link) // best effort: without the socket it is of no use
+		_ = os.Remove(link) // best effort: without the socket it is useless
 	}
 	if err != nil {
-		_, _ = starter.WriteString(err.Error()) // fails where it was ready before
+		_, _ = starter.WriteString(err.Error()) // fails if it was ready before, which is harmless
 		_ = starter.Close()
 	}
 	return err
 }
 
-// linkSocket lets clients find the socket that have no runtime directory, as jobs of cron: they
-// look in the state directory.
+// linkSocket links the socket into the state directory for clients without a runtime directory,
+// such as cron jobs.
 func linkSocket(s *config.Settings) string {
 	link := filepath.Join(s.State, filepath.Base(s.Socket))
 	info, err := os.Lstat(link)
@@ -192,18 +193,19 @@ func linkSocket(s *config.Settings) string {
 	case link == s.Socket:
 		return ""
 	case err == nil && info.Mode().Type()&(fs.ModeSymlink|fs.ModeSocket) == 0:
-		return "" // nothing of ours
+		return "" // not a link of epcached
 	case err == nil:
-		_ = os.Remove(link) // of an earlier daemon: this one has the state directory to itself
+		// left by an earlier daemon, because this one holds the state directory's lock
+		_ = os.Remove(link)
 	}
 	if os.Symlink(s.Socket, link) != nil {
-		return "" // then they start no daemon either, for this one has the state directory
+		return "" // such clients run without a daemon then
 	}
 	return link
 }
 
-// detach starts the program in a session of its own, with nothing of the caller's open but the log
-// and the pipe that reports that it is ready.
+// detach starts the program in a session of its own, with no open files but the log and the pipe on
+// which it reports.
 func detach(program string, args []string, log, answerPipe *os.File) error {
 	cmd := exec.Command(program, args...)
 	cmd.Env = environment()
@@ -211,7 +213,7 @@ func detach(program string, args []string, log, answerPipe *os.File) error {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{answerPipe}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// priorities and processors belong to the thread, and are inherited from it
+	// Priorities and CPU affinity are inherited from the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	resetLimits()
@@ -228,7 +230,7 @@ func resetLimits() {
 	usual := &unix.SchedAttr{Policy: unix.SCHED_NORMAL}
 	if unix.SchedSetAttr(0, usual, 0) != nil {
 		if left, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
-			usual.Nice = int32(20 - left) // the system call returns 20 less the niceness
+			usual.Nice = int32(20 - left) // the system call returns 20 - nice
 			_ = unix.SchedSetAttr(0, usual, 0)
 		}
 	}
@@ -236,7 +238,7 @@ func resetLimits() {
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, thread, 0, 0)
 	var all unix.CPUSet
 	all.Fill()
-	_ = unix.SchedSetaffinity(0, &all) // the kernel leaves those of the cgroup
+	_ = unix.SchedSetaffinity(0, &all) // the kernel reduces them to those of the cgroup
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
 	for _, resource := range []int{unix.RLIMIT_AS, unix.RLIMIT_CPU, unix.RLIMIT_DATA,
 		unix.RLIMIT_FSIZE} {
@@ -252,7 +254,7 @@ func resetLimits() {
 func starterPipe() (*os.File, error) {
 	const number = 3
 	unix.CloseOnExec(number)
-	unix.Umask(0o022) // the application's may leave files open to all
+	unix.Umask(0o022) // because the application's umask may let other users write files
 	if _, err := unix.FcntlInt(number, unix.F_GETFD, 0); err != nil {
 		return nil, errors.New("--detached is only for the process that --autostart starts")
 	}

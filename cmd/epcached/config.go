@@ -38,7 +38,7 @@ type call struct {
 	idleExit string
 
 	autostart bool // a client starts it
-	detached  bool // and this is the process that stays
+	detached  bool // with autostart: the background process
 }
 
 func (c *call) addFlags(f *pflag.FlagSet) {
@@ -63,7 +63,7 @@ func (c *call) addFlags(f *pflag.FlagSet) {
 		c.setLogLevel)
 }
 
-// setLogLevel takes the configuration's words.
+// setLogLevel sets a level by its name in the configuration.
 func (c *call) setLogLevel(text string) error {
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
 		return errors.New("it must be debug, info, warn or error")
@@ -72,8 +72,8 @@ func (c *call) setLogLevel(text string) error {
 	return nil
 }
 
-// read reads the configuration and the rules that it names. Where only the rules are wrong the
-// settings come with the error.
+// read reads the configuration and the rules that it names. If only the rules are wrong, it returns
+// the settings with the error.
 func (c *call) read(given *pflag.FlagSet) (*config.Settings, *rules.Set, error) {
 	s, err := c.settings(given)
 	if err != nil {
@@ -193,7 +193,7 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 	var out []compilers.Runtime
 	for _, rt := range s.Runtimes {
 		spec := compilers.Runtime{Directory: rt.Directory, ORTLibrary: rt.ORTLibrary}
-		// the same each time: it reports whether a runtime is another
+		// sorted, because the list is compared to notice changes
 		for _, ep := range slices.Sorted(maps.Keys(rt.EPLibraries)) {
 			spec.EPs = append(spec.EPs, compilers.EPLibrary{EP: ep, Path: rt.EPLibraries[ep]})
 		}
@@ -222,15 +222,17 @@ func parsePause(text string) time.Duration {
 	return d // 0 is the cache's default
 }
 
-// conditions are the settings that a compile's outcome depends on; a change retries failed jobs.
+// conditions are the settings that a compile's outcome depends on; after a change, remembered
+// failures do not count.
 func conditions(s *config.Settings) string {
 	limits := limitsOf(s.Limits)
-	limits.Nice = 0 // decides how long it takes, not its result
+	limits.Nice = 0 // it affects only the duration
 	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandboxOf(s.Sandbox)),
 		s.Worker, s.WorkerUser, s.WorkerSocket}, "\n")
 }
 
-// workerUser returns the workers' user, nil for the daemon's own. It fails if compiles would later.
+// workerUser returns the workers' user, nil for the daemon's own. It fails if compiles could not
+// run as that user.
 func workerUser(s *config.Settings, worker string) (*compilers.Credential, error) {
 	if s.WorkerSocket != "" {
 		c, err := compilers.UnitCredential(s.WorkerSocket)

@@ -1,4 +1,4 @@
-// Command epcached is the daemon that keeps compiled ONNX Runtime models.
+// Command epcached is the daemon that caches compiled ONNX Runtime models.
 //
 // It only wires: flags and configuration (config.go), the cache behind the socket, signals and
 // systemd (serve.go), and the daemon that a client starts (autostart_linux.go). Below internal,
@@ -50,7 +50,7 @@ func main() {
 	os.Exit(code)
 }
 
-// usageError is a mistake in the call or in the configuration, not in the world.
+// usageError is a mistake in the command line or in the configuration.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -96,7 +96,7 @@ Exit status:
 			read := func() (*config.Settings, *rules.Set, error) { return c.read(cmd.Flags()) }
 			s, set, err := read()
 			if wrong, is := errors.AsType[usageError](err); is && c.check {
-				// what was asked for, as of epcachectl config check: the call is right
+				// as for epcachectl config check, the exit status is not that of a wrong call
 				return wrong.error
 			}
 			if err != nil {
@@ -149,8 +149,8 @@ Exit status:
 	return exitFailure
 }
 
-// heapFloor is the size that the heap may have without a collection. By itself the runtime collects
-// the small heap of a daemon every few hundred hits.
+// heapFloor is the size that the heap may have without a collection. Without it the runtime would
+// collect the daemon's small heap every few hundred hits.
 const heapFloor = 32 << 20
 
 // keepHeapFloor lets a heap grow to the floor, and a larger one to twice its size. GOGC is
@@ -170,7 +170,8 @@ func keepHeapFloor() {
 	after(nil)
 }
 
-// gcPercentFor lets a heap with so many live bytes grow to the floor, or to twice its size.
+// gcPercentFor returns the GC percentage with which a heap of live bytes grows to the floor, or to
+// twice its size.
 func gcPercentFor(live uint64) int {
 	const most = 100 * heapFloor / (4 << 20) // the runtime's least heap is 4 MiB at 100
 	return int(min(most, max(200, 100*heapFloor/max(live, 1))-100))

@@ -40,18 +40,18 @@ const stopGrace = 20 * time.Second
 type process struct {
 	read   reload.Reader
 	stderr io.Writer
-	idle   time.Duration // leave after being idle for so long; 0: stay
-	ready  func()        // is called when it answers; may be nil
+	idle   time.Duration // end after this time without use; 0: never
+	ready  func()        // called when it is ready; may be nil
 	// recreates the process's own files after the state directory was removed; may be nil
 	recreate func() error
 
 	startedBy   string         // as in wire.StatusReply
 	stop        func(*os.File) // as in backend
 	mu          sync.Mutex     // guards ends
-	stopReasons []*os.File     // clients wait for the end of these, which is that of the process
+	stopReasons []*os.File     // pipes of clients that wait for the end of the process
 
-	systemdListener *os.File    // the socket that systemd passed; nil: none, or not looked for yet
-	opening         atomic.Bool // systemd was notified how far the opening of a large store is
+	systemdListener *os.File    // the socket that systemd passed; nil: none so far
+	opening         atomic.Bool // the progress of opening a large store was reported to systemd
 
 	rebuilt string // why the state directory was opened again; "": it was not
 
@@ -64,7 +64,7 @@ type process struct {
 // requests and to end its workers. A request that blocks in the index would do so forever.
 const damagedStopTime = 2 * time.Second
 
-// damagedError is why a daemon ends that could run: its next start repairs the damage.
+// damagedError ends a running daemon because its next start can repair the damage.
 type damagedError struct{ error }
 
 func (e damagedError) Unwrap() error { return e.error }
@@ -79,7 +79,7 @@ type reopening struct {
 // serve runs the daemon until the context or its use ends, or its index turns out to be damaged.
 func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set) error {
 	hangup := make(chan os.Signal, 1)
-	signal.Notify(hangup, syscall.SIGHUP) // from here on it does not end the process
+	signal.Notify(hangup, syscall.SIGHUP) // from here on SIGHUP does not end the process
 	defer signal.Stop(hangup)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -89,7 +89,7 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 		p.mu.Unlock()
 		stop(nil)
 	}
-	damaged := make(chan error, 1) // has one at most
+	damaged := make(chan error, 1) // has at most one
 	p.broken = func(err error) {
 		damaged <- damagedError{err}
 		stop(err)
@@ -106,15 +106,15 @@ func (p *process) serve(ctx context.Context, s *config.Settings, set *rules.Set)
 	case err := <-damaged:
 		select {
 		case <-ended:
-		case <-time.After(damagedStopTime): // the rest is left as a crash would leave it
+		case <-time.After(damagedStopTime): // stop as a crash would
 		}
 		return err
 	}
 }
 
 // serveReopening runs the daemon, and opens the store again when the state directory was removed,
-// because stopping would leave applications without a daemon that was started by hand, and going on
-// would compile for every request. It does so too when the index is to be rebuilt.
+// because a daemon that was started by hand would not be started again, and one without its
+// directory would compile for every request. It also opens the store again to rebuild the index.
 func (p *process) serveReopening(ctx context.Context, s *config.Settings, set *rules.Set,
 	hangup <-chan os.Signal) error {
 	for {
@@ -135,8 +135,8 @@ func (p *process) serveReopening(ctx context.Context, s *config.Settings, set *r
 	}
 }
 
-// serveOnce runs the daemon on one store. gone says that it is to be opened again, and errors of
-// closing it were logged.
+// serveOnce runs the daemon on one store. gone is not nil if the store must be opened again; errors
+// of closing it were logged then.
 func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.Set,
 	hangup <-chan os.Signal) (gone *reopening, err error) {
 	level := &slog.LevelVar{}
@@ -157,7 +157,7 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 	compiler := compilers.NewORT(compilers.ORTOptions{
 		Worker: worker, Limits: limitsOf(s.Limits), Sandbox: sandboxOf(s.Sandbox), User: user,
 		Socket: s.WorkerSocket, Log: log,
-		// emptied at the start: a daemon that is killed leaves nothing elsewhere
+		// emptied at the start, so that a killed daemon leaves no files elsewhere
 		Scratch: filepath.Join(s.State, "staging"),
 	})
 	var tools []compilers.Tool // the vendors' own compilers
@@ -201,14 +201,15 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 		return nil, err
 	}
 	if err != nil {
-		log.Warn("cannot close the store cleanly", "error", err) // its directory may be gone
+		// its directory may not exist any more
+		log.Warn("cannot close the store cleanly", "error", err)
 	}
 	return &reopening{why, r.Active, r.Rules}, nil
 }
 
-// answer serves the socket until the context ends, and then lets current requests finish, or until
-// no client needs it, or until the store is gone, which it reports. When ready it calls begin,
-// whose result ends what begin started.
+// answer serves the socket until the context ends, after which it lets current requests finish,
+// until the daemon is idle, or until the store must be reopened; then gone has the reason. When
+// ready it calls begin, and at the end begin's result.
 func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, e *socketEntrance,
 	begin func() func()) (gone string, err error) {
 	if err := e.open(c); err != nil {
@@ -231,7 +232,7 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	case err := <-e.ended:
 		stop()
 		select {
-		case why := <-unneeded: // the server has ended for that
+		case why := <-unneeded: // the server has stopped accepting
 			log.Info("leaving", "why", why)
 		default:
 		}
@@ -239,12 +240,12 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	case why := <-unneeded:
 		end()
 		log.Info("leaving", "why", why)
-		return "", <-e.ended // it has no clients any more
+		return "", <-e.ended // without clients
 	case gone = <-c.Store.ReopenNeeded():
 		end()
 		log.Warn("opening the state directory again", "state", c.Store.Directory(), "why", gone)
 	case <-ctx.Done():
-		end() // a daemon that stops is not ready again
+		end() // before the daemon reports that it stops
 		c.PrepareClose()
 		log.Info("stopping")
 		systemd.Notify(log, daemon.SdNotifyStopping)
@@ -262,9 +263,9 @@ type socketEntrance struct {
 	backend *backend.Backend
 	log     *slog.Logger
 	listen  func() error // begins to serve, once
-	// as they were before a client could know of the socket; set by listen
+	// requiredFiles are as of before clients could see the socket; set by listen.
 	requiredFiles []idle.RequiredFile
-	ended         chan error // why the server has ended
+	ended         chan error // receives the server's error at its end
 }
 
 func (p *process) newEntrance(socket string, log *slog.Logger) *socketEntrance {
@@ -289,7 +290,7 @@ func (p *process) newEntrance(socket string, log *slog.Logger) *socketEntrance {
 	return e
 }
 
-// refuseClients has clients go on without the daemon while opening the store takes long.
+// refuseClients refuses requests while opening a large store, so that clients fall back.
 func (e *socketEntrance) refuseClients(what string) {
 	e.server.RefuseAll(unavailable("the daemon is starting: "+what, "compile without epcached "+
 		"until then"))
@@ -304,7 +305,7 @@ func (e *socketEntrance) open(c *cache.Cache) error {
 	return e.listen()
 }
 
-// close ends the answers of refuseClients, and removes the socket.
+// close stops refuseClients, and removes the socket.
 func (e *socketEntrance) close() error {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -312,9 +313,9 @@ func (e *socketEntrance) close() error {
 		return err
 	}
 	if e.backend.Socket == "" {
-		return nil // it never listened
+		return nil // it has not listened
 	}
-	return <-e.ended // the server may only begin, and removes the socket then
+	return <-e.ended // wait, because the server removes the socket at its end
 }
 
 func unavailable(text, hint string) *unixsock.Error {
@@ -336,7 +337,7 @@ func (p *process) listen(path string) (net.Listener, error) {
 			}
 		}
 		if l != nil {
-			_ = l.Close() // of another kind, or kept above
+			_ = l.Close() // another kind of socket, or duplicated above
 		}
 	}
 	if p.systemdListener != nil {
@@ -346,7 +347,7 @@ func (p *process) listen(path string) (net.Listener, error) {
 	return unixsock.Listen(path, unixsock.DefaultSocketMode())
 }
 
-// startedBy returns what started the daemon, as in wire.StatusReply, but for a socket from systemd.
+// startedBy returns wire.StatusReply.started_by, except for socket activation.
 func (c *call) startedBy() string {
 	switch {
 	case c.detached:
@@ -357,7 +358,7 @@ func (c *call) startedBy() string {
 	return ""
 }
 
-// findWorker finds the program that loads vendor code: as configured, else beside this one.
+// findWorker returns the path of epcached-ort: as configured, otherwise beside this program.
 func findWorker(configured string) (string, error) {
 	path := configured
 	if path == "" {

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shortenSlices gives all threads of the process time slices of 0.1 ms, and with them those that
-// they start. A thread that wakes up gets the processor at once if its slice is shorter than that
-// of the running one, and otherwise waits for the end of that, 1.4 ms and more, which is ten hits.
-// It gets no more processor time than before. A failure is ignored, because only the time of hits
-// on a busy machine depends on it. Linux before 6.12 ignores the call.
+// shortenSlices sets time slices of 0.1 ms for all threads of the process, which later threads
+// inherit. A thread that wakes up preempts a running one with a longer slice; otherwise it waits
+// for the end of that slice, 1.4 ms or more, which is ten hits. The share of the processor is
+// unchanged. Best effort: only the latency of hits on a busy machine depends on it. Linux before
+// 6.12 ignores the call.
 func shortenSlices() {
 	done := make(map[string]bool)
-	for more := true; more; { // a thread may start another one meanwhile
+	for more := true; more; { // threads may start others in the meantime
 		more = false
 		threads, _ := os.ReadDir("/proc/self/task")
 		for _, t := range threads {

@@ -25,7 +25,8 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 	far := func(pr request.Progress) { progress(pr.Reply()) }
 	switch w := message.(type) {
 	case *wire.Release:
-		return &wire.ReleaseReply{}, nil // the lease is the descriptor
+		// nothing to do, because the lease ends with the descriptor
+		return &wire.ReleaseReply{}, nil
 	case *wire.List:
 		return c.Queries.List(ctx, q, w, progress)
 	case *wire.Show:

@@ -1,4 +1,4 @@
-// Package backend translates between the socket's requests and the cache, and decides nothing.
+// Package backend translates between the socket's requests and the cache. It makes no decisions.
 package backend
 
 import (
@@ -18,8 +18,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Backend answers the socket's requests with the cache: it translates between the two, and decides
-// nothing.
+// Backend answers the socket's requests with the cache.
 type Backend struct {
 	Cache  *cache.Cache
 	Server *unixsock.Server
@@ -34,7 +33,7 @@ type Backend struct {
 	gates gates
 }
 
-// New returns a backend without its fields.
+// New returns a backend whose exported fields the caller sets.
 func New() *Backend {
 	b := new(Backend)
 	b.gates = newGates(func() bool { return b.Server.Crowded() })
@@ -43,7 +42,7 @@ func New() *Backend {
 
 func peer(p unixsock.Peer) request.Peer { return request.Peer{UID: p.UID, GID: p.GID, PID: p.PID} }
 
-// Hello returns the user that the client is here.
+// Hello returns the client's scope.
 func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 	reply := &wire.HelloReply{Scope: rights.OwnScope(peer(p))}
 	if b.Administrator(p) {
@@ -85,7 +84,7 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 }
 
 // readDescriptors returns the descriptors of a request with files that the daemon reads at once.
-// Libraries are distinguished by their stamps, and few of a user's are read at a time.
+// Libraries are not among them, because they are identified by their stamps or read later.
 func readDescriptors(w *wire.Acquire) func(fd int) bool {
 	named := make(map[uint32]bool)
 	for _, m := range append([]*wire.Model{w.GetModel()}, w.GetGroup()...) {
@@ -138,7 +137,8 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	return unixsock.Answer{Reply: reply, View: a.View}, nil
 }
 
-// Import stores a build of another machine, or says what would become of it.
+// Import stores a build of another machine, or without files returns the outcome that it would
+// have.
 func (b *Backend) Import(ctx context.Context, p unixsock.Peer, w *wire.Import, fds []*os.File,
 	progress func(*wire.Progress)) (*wire.ImportReply, error) {
 	if p.Slow {
@@ -167,7 +167,7 @@ func (b *Backend) Import(ctx context.Context, p unixsock.Peer, w *wire.Import, f
 	return out.Reply(), nil
 }
 
-// Export returns what is known of a build, and its view.
+// Export returns the description of a build, and its view.
 func (b *Backend) Export(ctx context.Context, p unixsock.Peer, w *wire.Export) (
 	*wire.ExportReply, *os.File, error) {
 	return b.Cache.Queries.Export(ctx, peer(p), w.Build)
@@ -197,7 +197,7 @@ func (b *Backend) Stop(_ context.Context, p unixsock.Peer) (*os.File, error) {
 	return ends, nil
 }
 
-// Subscribe gives events as they happen.
+// Subscribe calls send with events as they happen.
 func (b *Backend) Subscribe(ctx context.Context, p unixsock.Peer, _ *wire.Subscribe,
 	send func(*wire.Event) error) error {
 	return b.Cache.Queries.Subscribe(ctx, peer(p), 0, send)

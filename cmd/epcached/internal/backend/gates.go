@@ -12,14 +12,14 @@ import (
 )
 
 // gates bound the requests that run at the same time, of each user and in all, where a request can
-// take much memory. Requests wait there, and no longer than their contexts last.
+// take much memory. A request waits at a gate at most until its context ends.
 type gates struct {
 	small, large *keyed.Shares[uint32] // readings of models, of up to 256 KiB and up to 16 MiB
 	hashing      *keyed.Shares[uint32] // of large files, a piece at a time
 }
 
-// maxRest bounds the rest of a slot, because a reading may wait for a slow disk, which takes no
-// processor from other users.
+// maxRest bounds the rest of a slot, because reading a slow disk takes long without using the
+// processor.
 const maxRest = time.Second
 
 // newGates returns the gates. crowded reports whether several users are served: the slots of a user
@@ -40,9 +40,8 @@ func newGates(crowded func() bool) gates {
 	return g
 }
 
-// withReadGate returns the context of a request with models that are read for the peer. Hashing
-// takes turns, because hundreds of large files of one user would take the processors from requests
-// of others.
+// withReadGate returns the context of a request with models that are read for the peer. Hashing is
+// bounded for each user, because hundreds of large files of one user would delay other users.
 func (b *Backend) withReadGate(ctx context.Context, p unixsock.Peer) context.Context {
 	ctx = cas.WithPieceGate(ctx, func(ctx context.Context) (leave func(), err error) {
 		return b.gates.hashing.Take(ctx, b.Owner(p.UID))

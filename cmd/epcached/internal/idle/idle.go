@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// maxInterval is the longest time between two looks whether the daemon is in use.
+// maxInterval is the longest time between two checks whether the daemon is in use.
 const maxInterval = 5 * time.Second
 
 // Watch returns a channel with the reason why the daemon leaves after so long without use, 0 for

@@ -29,7 +29,7 @@ func New(w io.Writer, level slog.Leveler) *slog.Logger {
 
 func isJournal(w io.Writer) bool {
 	is, err := journal.StderrIsJournalStream()
-	return w == os.Stderr && is && err == nil // a malformed variable names no journal
+	return w == os.Stderr && is && err == nil // a malformed variable counts as no journal
 }
 
 // priorityWriter writes lines that begin with "level=ERROR" behind the priorities of sd-daemon(3).
@@ -58,7 +58,7 @@ func priority(level slog.Level) string {
 	return "<7>"
 }
 
-// WriteFatal writes the error that keeps the program from going on.
+// WriteFatal writes the error that ends the program.
 func WriteFatal(w io.Writer, text string) {
 	if isJournal(w) {
 		text = priority(slog.LevelError) + strings.ReplaceAll(text, "\n",

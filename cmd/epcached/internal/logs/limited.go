@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// The rate limit of log lines that users cause, by user and kind of line. Further lines are
-// counted, and the count is a line.
+// The rate limit of log lines that users cause, by user and kind of line. Lines beyond it are
+// counted, and their number is logged.
 const (
 	maxLines      = 20
 	limitInterval = 10 * time.Second
 )
 
-// limitHandler leaves out lines with the attribute uid, beyond the limit of their user and message.
-// Loggers with attributes of their own have no limit: they log about the daemon's own work.
+// limitHandler drops lines with the attribute uid that exceed the limit of their user and message.
+// Loggers with attributes of their own are not limited, because they log the daemon's own work.
 type limitHandler struct {
 	slog.Handler
 	counts *lineCounts
@@ -47,14 +47,15 @@ func (l limitHandler) Handle(ctx context.Context, r slog.Record) error {
 	if user && !l.counts.allow(of, func(more int) {
 		said := slog.NewRecord(time.Now(), r.Level, "log lines dropped", 0)
 		said.Add("uid", of.uid, "lines", more, "message", of.message)
-		_ = l.Handler.Handle(context.Background(), said) // there is nowhere else to report it
+		_ = l.Handler.Handle(context.Background(), said) // an error cannot be reported elsewhere
 	}) {
 		return nil
 	}
 	return l.Handler.Handle(ctx, r)
 }
 
-// allow counts a line, and reports whether to write it. rest gets the number of the others later.
+// allow counts a line, and reports whether to write it. rest is called later with the number of
+// dropped lines.
 func (ks *lineCounts) allow(of lineKind, rest func(more int)) bool {
 	ks.mu.Lock()
 	defer ks.mu.Unlock()

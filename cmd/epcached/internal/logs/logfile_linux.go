@@ -11,10 +11,10 @@ import (
 // maxLog bounds the log of a daemon that a client started; the one before it is kept beside it.
 const maxLog = 1 << 20
 
-// Path is where a daemon that a client started logs to.
+// Path returns the path of the log of a daemon that a client started.
 func Path(state string) string { return filepath.Join(state, "epcached.log") }
 
-// Open opens the log for appending, a new one where the old one is full.
+// Open opens the log for appending, a new one if the old one is full.
 func Open(state string) (*os.File, error) {
 	path := Path(state)
 	if info, err := os.Lstat(path); err == nil && info.Size() > maxLog {
@@ -34,7 +34,8 @@ type File struct {
 	mu sync.Mutex // held while it is written and replaced
 }
 
-// Write appends a record. It drops a record that cannot be written: a full disk must not stop us.
+// Write appends a record. It drops a record that cannot be written, because a full disk must not
+// stop the daemon.
 func (l *File) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -53,7 +54,7 @@ func (l *File) Begin() error {
 	if err != nil {
 		return err
 	}
-	defer fresh.Close() // its numbers below go on
+	defer fresh.Close() // its duplicates stay open
 	for _, number := range []int{int(l.Out.Fd()), int(os.Stdout.Fd())} {
 		if err := unix.Dup3(int(fresh.Fd()), number, 0); err != nil {
 			return err

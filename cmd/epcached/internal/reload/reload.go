@@ -25,8 +25,8 @@ import (
 // settings without rules, the error is in the rules.
 type Reader func() (*config.Settings, *rules.Set, error)
 
-// Reloader applies a changed configuration while the daemon runs. An error in one file
-// keeps all of it from being applied, so that no half of a change is in effect.
+// Reloader applies a changed configuration while the daemon runs. If one file has an error, no part
+// of the change is applied.
 type Reloader struct {
 	Read        Reader
 	Options     func(*config.Settings, *rules.Set) cache.Options
@@ -35,8 +35,8 @@ type Reloader struct {
 	Log         *slog.Logger
 	watcher     *watch.Watcher
 	watched     []string
-	initOnce    bool             // the file is a pipe or the like, which can be read once
-	Started     *config.Settings // at the start: some fields take effect then only
+	initOnce    bool             // the file is a pipe or similar, which can be read only once
+	Started     *config.Settings // settings of the start, because some fields take effect only then
 	Active      *config.Settings
 	Rules       *rules.Set
 	waiting     []string // fields that take effect at the next start
@@ -45,7 +45,7 @@ type Reloader struct {
 
 const configuration = "configuration"
 
-// Follow begins to watch, and works until stop is called, which waits for its end.
+// Follow watches and applies changes until stop is called, which waits for its end.
 func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	r.watcher = watch.New(watch.Options{Quiet: config.Seconds(r.Started.Quiet),
@@ -77,7 +77,7 @@ func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop fu
 	return sync.OnceFunc(func() {
 		cancel()
 		work.Wait()
-		_ = r.watcher.Close() // nothing is lost with it
+		_ = r.watcher.Close() // the watcher only reads
 	})
 }
 
@@ -94,8 +94,8 @@ func (r *Reloader) rereadFiles() (*config.Settings, *rules.Set, error) {
 	return r.Started, set, err
 }
 
-// watchFiles has the files watched that the settings in effect are from, and those of others, which
-// may have to be mended. It reports whether these are other files than before.
+// watchFiles watches the files of the settings in effect, and those of others, which may have
+// errors to be fixed. It reports whether the set of files changed.
 func (r *Reloader) watchFiles(others *config.Settings) bool {
 	var paths []string
 	for _, s := range []*config.Settings{r.Active, others} {
@@ -116,7 +116,7 @@ func (r *Reloader) watchFiles(others *config.Settings) bool {
 	return true
 }
 
-// reload reads everything, and applies it or logs why not. With notify it reports to systemd.
+// reload reads all files, and applies them or logs the errors. With notify it reports to systemd.
 func (r *Reloader) reload(notify bool) {
 	if notify {
 		systemd.Notify(r.Log,
@@ -178,7 +178,7 @@ func acceptedText(changed, waiting []string) string {
 
 const maxRefused = 20
 
-// noteRefused logs what is wrong. The configuration in effect stays so.
+// noteRefused logs the errors. The configuration in effect is kept.
 func (r *Reloader) noteRefused(err error) {
 	text := err.Error()
 	lines := strings.Split(text, "\n")

@@ -17,9 +17,9 @@ func Notify(log *slog.Logger, state string) {
 	}
 }
 
-// openingLimit is how long systemd is to wait for the next sign of a daemon that is opening a large
-// store. Without one it ends a daemon that is not ready after 90 s, which then begins from the
-// start, for ever.
+// openingLimit is how long systemd should wait for the next report of a daemon that is opening a
+// large store. Without reports it kills a daemon that is not ready after 90 s, and every restart
+// would fail in the same way.
 const openingLimit = 2 * time.Minute
 
 // StillOpening has systemd wait longer, and reports the current step.
@@ -27,7 +27,7 @@ func StillOpening(what string) string {
 	return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d\nSTATUS=%s", openingLimit.Microseconds(), what)
 }
 
-// Watchdog reports to systemd regularly that the daemon is alive, where it asked for that.
+// Watchdog reports to systemd regularly that the daemon is alive, if the unit has a watchdog.
 func Watchdog(ctx context.Context, log *slog.Logger) (stop func()) {
 	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || every == 0 {
