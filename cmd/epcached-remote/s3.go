@@ -15,9 +15,9 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// s3 is a bucket of any S3-compatible store. Its traps are why objects are put as they are here:
-// minio-go drops If-None-Match from multipart uploads, so that conditional puts are one PUT; and
-// trailing checksums stay off, because several servers refuse them.
+// s3 is a bucket of any S3-compatible store. Conditional puts are one PUT, because minio-go drops
+// If-None-Match from multipart uploads. Trailing checksums are off, because several servers refuse
+// them.
 type s3 struct {
 	*meter
 	core   minio.Core
@@ -29,9 +29,9 @@ type s3 struct {
 var onePut, partPut int64 = 256 << 20, 64 << 20
 
 const (
-	maxCopy  = 5 << 30 // bytes that one server-side copy takes
+	maxCopy  = 5 << 30 // largest server-side copy
 	awsHost  = "s3.amazonaws.com"
-	awsFirst = "us-east-1" // the region of all stores that have no regions
+	awsFirst = "us-east-1" // the region for stores without regions
 )
 
 func newS3(c remote.Config, u *url.URL) (*s3, error) {
@@ -58,7 +58,7 @@ func newS3(c remote.Config, u *url.URL) (*s3, error) {
 	return s, nil
 }
 
-// credentialsOf searches the credentials of a remote. Without any it is read anonymously.
+// credentialsOf finds the credentials of a remote. Without any, access is anonymous.
 func credentialsOf(c remote.Config) *credentials.Credentials {
 	var from []credentials.Provider
 	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); dir != "" {
@@ -76,8 +76,8 @@ func credentialsOf(c remote.Config) *credentials.Credentials {
 	return credentials.NewStaticV4("", "", "")
 }
 
-// hasIdentity reports whether the machine or the container may have an identity of AWS. Elsewhere
-// asking for one would wait for an address that no host has.
+// hasIdentity reports whether the machine or the container may have an identity of AWS. Elsewhere a
+// request for one would wait for an address without a host.
 func hasIdentity() bool {
 	for _, name := range []string{"AWS_WEB_IDENTITY_TOKEN_FILE",
 		"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -161,8 +161,8 @@ func (s *s3) put(ctx context.Context, name string, body *io.SectionReader, sha25
 	return failed(err)
 }
 
-// touch copies an object onto itself at the server. One that is too large for that is composed of
-// parts of itself.
+// touch copies an object onto itself at the server. An object that is too large for one copy is
+// composed of its own parts.
 func (s *s3) touch(ctx context.Context, name string, size int64) error {
 	from := minio.CopySrcOptions{Bucket: s.bucket, Object: s.key(name)}
 	to := minio.CopyDestOptions{Bucket: s.bucket, Object: s.key(name), ReplaceMetadata: true}

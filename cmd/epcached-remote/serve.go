@@ -29,7 +29,7 @@ type server struct {
 	calls sync.WaitGroup
 	slots chan struct{}
 	open  atomic.Int64 // connections
-	used  atomic.Int64 // when the last one ended; UnixNano
+	used  atomic.Int64 // UnixNano when the last one ended
 
 	mu     sync.Mutex // guards the field below
 	stores map[remote.Config]*store
@@ -55,7 +55,7 @@ func serve() error {
 		if !ok {
 			return errors.New("the socket of systemd is not a Unix socket")
 		}
-		unix.SetUnlinkOnClose(false) // it is systemd's
+		unix.SetUnlinkOnClose(false) // systemd owns the socket file
 		return newServer(idleExit).run(unix.AcceptUnix, unix)
 	}
 	c, err := net.FileConn(f)
@@ -71,7 +71,7 @@ func serve() error {
 	}, control)
 }
 
-// handed returns the next connection that the daemon hands over.
+// handed returns the next connection that the daemon passes.
 func handed(control *net.UnixConn) (*net.UnixConn, error) {
 	files, err := remote.Receive(control, new(struct{}))
 	defer remote.CloseAll(files)
@@ -108,7 +108,7 @@ func (s *server) run(accept func() (*net.UnixConn, error), from io.Closer) error
 			case now := <-tick.C:
 				if s.open.Load() == 0 && now.UnixNano()-s.used.Load() > int64(s.idle) {
 					idle.Store(true)
-					// ends accept; a client that came just now starts another process
+					// ends accept; a client that connects just now starts another process
 					_ = from.Close()
 					return
 				}
@@ -154,7 +154,7 @@ func (s *server) answer(ctx context.Context, conn *net.UnixConn) error {
 	defer remote.CloseAll(files)
 	switch {
 	case errors.Is(err, io.EOF):
-		return nil // the client gave up
+		return nil // the client closed the connection
 	case err != nil:
 		return err
 	case r.Version != remote.Version:
@@ -169,7 +169,7 @@ func (s *server) answer(ctx context.Context, conn *net.UnixConn) error {
 		ctx, cancel = context.WithTimeout(ctx, r.Budget)
 		defer cancel()
 	}
-	go func() { // there is no more to read: the client closes the connection when it gives up
+	go func() { // reads until the client closes the connection, which cancels the call
 		_, _ = conn.Read(make([]byte, 1))
 		cancel()
 	}()
@@ -180,18 +180,20 @@ func (s *server) answer(ctx context.Context, conn *net.UnixConn) error {
 		return remote.Send(conn, a, nil)
 	}
 	c := &call{request: &r, files: files, progress: func(p remote.Progress) {
-		_ = send(&remote.Answer{Progress: &p}) // the client closed it, and the read above notices
+		// ignored, because the goroutine above notices a closed connection
+		_ = send(&remote.Answer{Progress: &p})
 	}}
 	a := s.do(withCall(ctx, c), c)
 	a.Wire = c.wire()
-	remote.CloseAll(files) // the daemon copies what could still be written
+	// close them before the answer, because the daemon copies files that are still writable
+	remote.CloseAll(files)
 	if err := send(a); err != nil && ctx.Err() == nil {
 		return err
 	}
 	return nil
 }
 
-// call is a request and what it has taken so far.
+// call is a request with the counts of its bytes so far.
 type call struct {
 	request    *remote.Request
 	files      []*os.File

@@ -20,8 +20,8 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// The objects of a remote, below its URL. An epoch is 30 days; a look-up asks the current and the
-// previous one, and lifecycle rules remove what is older than the days in brackets:
+// The objects of a remote, below its URL. An epoch is 30 days; a look-up reads the current and the
+// previous one, and lifecycle rules remove objects that are older than the days in brackets:
 //
 //	v1/oci-layout
 //	v1/blobs/sha256/<hex>                        content-addressed; touched while in use (120)
@@ -37,8 +37,8 @@ const (
 	trustName  = "v1/trust"
 	checkName  = "v1/check/"
 
-	// touchAfter is the age from which a blob that is pushed again is touched: blobs live for 120
-	// days and cards for 60.
+	// touchAfter is the age from which a blob that is pushed again is touched, because blobs expire
+	// after 120 days and cards after 60.
 	touchAfter = 45 * 24 * time.Hour
 )
 
@@ -58,7 +58,7 @@ type store struct {
 	engine engine
 	layout sync.Once // v1/oci-layout is written
 
-	registry *registry // nil: another engine. Its cards have no epochs.
+	registry *registry // set for an OCI registry, whose cards have no epochs
 }
 
 func newStore(c remote.Config) (*store, error) {
@@ -127,7 +127,7 @@ func (s *store) do(ctx context.Context, c *call, a *remote.Answer) (err error) {
 	return err
 }
 
-// look asks both epochs at once. The result of one of them counts, even if the other one failed.
+// look reads both epochs at the same time. One result suffices, even if the other failed.
 func (s *store) look(ctx context.Context, key remote.Key) ([][]byte, error) {
 	ask := s.card
 	if key.Request {
@@ -148,7 +148,7 @@ func (s *store) look(ctx context.Context, key remote.Key) ([][]byte, error) {
 	}
 	both.Wait()
 	if !key.Request && len(found[0]) > 0 {
-		return found[0], nil // the previous epoch has the same build, maybe by another publisher
+		return found[0], nil // the previous epoch may have the same build from another publisher
 	}
 	if all := distinct(append(found[0], found[1]...)); len(all) > 0 {
 		return all, nil
@@ -159,7 +159,7 @@ func (s *store) look(ctx context.Context, key remote.Key) ([][]byte, error) {
 	return nil, fail("missing", "no card under the %v", key)
 }
 
-// worst returns the error that says most of the remote.
+// worst returns the most severe error.
 func worst(errs []error) error {
 	for _, class := range []error{remote.ErrUnreachable, remote.ErrDamaged, remote.ErrRefused} {
 		for _, err := range errs {
@@ -233,7 +233,7 @@ func (s *store) cards(ctx context.Context, epoch int64, key portable.Hash) ([][]
 			return nil
 		})
 	}
-	_ = all.Wait() // the errors are in errs
+	_ = all.Wait() // errors are in errs
 	var out [][]byte
 	for _, card := range found {
 		if card != nil {
@@ -246,8 +246,8 @@ func (s *store) cards(ctx context.Context, epoch int64, key portable.Hash) ([][]
 	return out, nil
 }
 
-// putCard puts a card under its build key, then under its request keys. Whether it was created is
-// said of the build key: a publisher that died between the two is repaired by the next one.
+// putCard puts a card under its build key, then under its request keys. The result is that of the
+// build key. If a publisher dies between the two, the next one completes the put.
 func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) {
 	card, err := portable.ParseCard("card", r.Card)
 	switch {
@@ -260,14 +260,14 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 	now := s.epoch()
 	over := r.Keys.Over
 	if s.registry != nil {
-		over = portable.Digest{} // the last writer wins anyway
+		over = portable.Digest{} // registries have no conditional puts
 	}
 	put, err := s.replace(ctx, buildName(now, r.Keys.Build), r.Card, over, remote.MaxCard)
 	if err != nil {
 		return "", err
 	}
 	body := r.Card
-	if put == remote.Exists { // the card that all readers see
+	if put == remote.Exists { // use the card that readers see
 		if body, err = s.readCard(ctx, buildName(now, r.Keys.Build), r.Keys.Build); err != nil {
 			return string(put), nil
 		}
@@ -281,7 +281,7 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 	return string(put), nil
 }
 
-// replace makes an object, or puts it in the place of the one with the digest over.
+// replace makes an object, or replaces the one with the digest over.
 func (s *store) replace(ctx context.Context, name string, body []byte, over portable.Digest,
 	most int64) (remote.Put, error) {
 	err := s.create(ctx, name, body)
@@ -309,7 +309,7 @@ func (s *store) replace(ctx context.Context, name string, body []byte, over port
 
 // create makes an object unless there is one. A server may refuse before it has read the body,
 // which arrives as a reset of the connection, and a proxy may repeat a request that succeeded:
-// after an error the object itself is asked.
+// therefore after an error the object itself is read.
 func (s *store) create(ctx context.Context, name string, body []byte) error {
 	err := s.put(ctx, name, body, condition{create: true})
 	if errors.Is(err, errExists) || !transient(ctx, err) {
@@ -374,7 +374,8 @@ func (s *store) putBlobs(ctx context.Context, c *call) (*remote.Sent, error) {
 			len(c.files))
 	}
 	s.layout.Do(func() {
-		// Only other tools read it; a bucket that refuses it refuses the blobs as well.
+		// Best effort: only other tools read it, and a bucket that refuses it refuses the blobs
+		// too.
 		_ = s.create(ctx, layoutName, []byte(layoutText))
 	})
 	t := newTally(c)
@@ -386,7 +387,7 @@ func (s *store) putBlobs(ctx context.Context, c *call) (*remote.Sent, error) {
 	all.SetLimit(8)
 	for i, b := range c.request.Blobs {
 		if s.registry != nil && isManifest(c.files[i], b.Size) {
-			continue // it is put with the card
+			continue // a manifest, which is put with the card
 		}
 		all.Go(func() error {
 			name := blobName(b.Digest)
@@ -427,7 +428,7 @@ func (s *store) upload(ctx context.Context, c *call, i int, t *tally) error {
 	return err
 }
 
-// leaseObject is a lease as it lies at the remote.
+// leaseObject is the content of a lease's object.
 type leaseObject struct {
 	Holder   string `json:"holder"`
 	Taken    int64  `json:"taken"` // Unix milliseconds of the server
@@ -454,7 +455,7 @@ func (s *store) lease(ctx context.Context, l *remote.LeaseRequest) (*remote.Leas
 				return &remote.Lease{State: remote.Granted}, nil
 			}
 			if isClass(err, remote.ErrUnsupported) || isClass(err, remote.ErrRefused) {
-				can.CreateOnly = false // readers see which one has it
+				can.CreateOnly = false // not create-only, so read which one was stored
 			} else if !errors.Is(err, errExists) && !transient(ctx, err) {
 				return nil, err
 			}
@@ -464,17 +465,18 @@ func (s *store) lease(ctx context.Context, l *remote.LeaseRequest) (*remote.Leas
 		case err != nil && isClass(err, remote.ErrMissing) && (l.Release || !can.CreateOnly):
 			return notOffered, nil
 		case err != nil && isClass(err, remote.ErrMissing):
-			continue // it was removed between the two
+			continue // removed between the two calls
 		case err != nil:
 			return nil, err
 		}
 		var have leaseObject
 		if json.Unmarshal(raw, &have) != nil || have.TTL < 0 || have.Estimate < 0 {
-			have = leaseObject{Taken: o.modified.UnixMilli(), TTL: mine.TTL} // it ends like others
+			// unreadable, so it expires as others do
+			have = leaseObject{Taken: o.modified.UnixMilli(), TTL: mine.TTL}
 		}
 		out, err := s.held(ctx, name, l, &have, o)
 		if can.CreateOnly && out == nil && err == nil {
-			continue // another one changed it
+			continue // another machine changed it
 		}
 		if out == nil && err == nil {
 			out = notOffered
@@ -484,7 +486,7 @@ func (s *store) lease(ctx context.Context, l *remote.LeaseRequest) (*remote.Leas
 	return &remote.Lease{State: remote.Held}, nil
 }
 
-// held answers for a lease that exists: nil if it has to be asked again.
+// held answers for a lease that exists: nil if it has to be read again.
 func (s *store) held(ctx context.Context, name string, l *remote.LeaseRequest, have *leaseObject,
 	o *object) (*remote.Lease, error) {
 	now := s.engine.clock()
@@ -518,12 +520,13 @@ func (s *store) held(ctx context.Context, name string, l *remote.LeaseRequest, h
 func encode(v any) []byte {
 	raw, err := json.Marshal(v)
 	if err != nil {
-		panic("epcached-remote: " + err.Error()) // texts and numbers can always be encoded
+		// cannot happen: strings and numbers can always be encoded
+		panic("epcached-remote: " + err.Error())
 	}
 	return raw
 }
 
-// findings are what a check came to.
+// findings are the results of a check.
 type findings []remote.Finding
 
 func (f *findings) add(name string, bad error, good, follows string) {
@@ -534,7 +537,8 @@ func (f *findings) add(name string, bad error, good, follows string) {
 	*f = append(*f, one)
 }
 
-// check tries what the design needs. An error ends it only if the remote does not answer at all.
+// check tries the operations that the daemon needs. It fails only if the remote does not answer at
+// all.
 func (s *store) check(ctx context.Context) (found findings, err error) {
 	if s.registry != nil {
 		return s.registry.check(ctx)
@@ -546,7 +550,7 @@ func (s *store) check(ctx context.Context) (found findings, err error) {
 		return found, err
 	}
 	if isClass(err, remote.ErrMissing) {
-		err = nil // nothing was published yet
+		err = nil // no build was published yet
 	}
 	add("read", err, "objects can be read", "every look-up is a miss; on S3, without the right to "+
 		"list (s3:ListBucket), so are objects that are missing")

@@ -17,7 +17,7 @@ import (
 // progressEvery is how often progress is sent.
 const progressEvery = 100 * time.Millisecond
 
-// burst is the bytes that are moved at once where a rate is set.
+// burst is how many bytes are transferred at once with a rate limit.
 const burst = 64 << 10
 
 // tally counts the bytes of a call and reports them.
@@ -41,7 +41,7 @@ func newTally(c *call) *tally {
 	return t
 }
 
-// moved counts bytes that are done; n is below 0 where a part is repeated.
+// moved counts transferred bytes; n is negative when a part is repeated.
 func (t *tally) moved(n int64) { t.count(n, 0) }
 
 func (t *tally) count(done, seeds int64) {
@@ -90,7 +90,8 @@ type paced struct {
 // ReadAt implements io.ReaderAt.
 func (p *paced) ReadAt(b []byte, at int64) (int, error) {
 	if p.limit != nil && len(b) > burst {
-		b = b[:burst] // io.SectionReader allows it: its callers read again
+		// short reads are permitted here, because the callers of io.SectionReader read again
+		b = b[:burst]
 	}
 	if err := p.wait(len(b)); err != nil {
 		return 0, err

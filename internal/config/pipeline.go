@@ -7,13 +7,13 @@ import (
 	"github.com/epcached/epcached/internal/tomlfile"
 )
 
-// Pipeline is a file that lists models with what each is compiled with, for epcachectl warm.
+// Pipeline is a file that lists models with the terms of their compiles, for epcachectl warm.
 type Pipeline struct {
 	Requests []PipelineRequest
 }
 
-// PipelineRequest is a model, or the models of a weight-sharing group, with what the file says of
-// it. Values that it omits come from the top of the file.
+// PipelineRequest is a model, or the models of a weight-sharing group, with its terms. Omitted
+// values come from the top of the file.
 type PipelineRequest struct {
 	Models         []string // absolute paths; two or more: a group, in this order
 	EPs            []string // as --ep spells them; none: the file names none
@@ -92,7 +92,7 @@ func LoadPipeline(file string) (*Pipeline, error) {
 	return p, nil
 }
 
-// over returns the fields that the top sets for all, without options of EPs that are replaced.
+// over returns the terms from the top of the file for a request, without options of replaced EPs.
 func (t sharedTerms) over(v tomlfile.Value) sharedTerms {
 	if v.Has("ep") {
 		t.Options = nil
@@ -100,8 +100,8 @@ func (t sharedTerms) over(v tomlfile.Value) sharedTerms {
 	return t
 }
 
-// ErrorAt is err with the place of the field, or of the element of one, that the request has from
-// the file. Where the file does not have it, it is the request's own place.
+// ErrorAt returns err with the position of the request's field, or of an element of it, or without
+// that the position of the request.
 func (r *PipelineRequest) ErrorAt(err error, name ...string) *Error {
 	for _, v := range slices.Backward(r.from) {
 		if field := v.In(name...); field.Position() != (Position{}) {

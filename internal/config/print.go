@@ -11,7 +11,7 @@ import (
 	"github.com/epcached/epcached/internal/tomlfile"
 )
 
-// emptyDefaults says what a value stands for that says nothing by itself.
+// emptyDefaults has descriptions of empty default values.
 var emptyDefaults = map[string]string{
 	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own",
 	"worker_socket": "workers are the daemon's children", "jobs": "one for each processor",
@@ -35,7 +35,7 @@ func (s *Settings) Print(w io.Writer) error {
 		table := f.path[:len(f.path)-1]
 		element := len(table) > 0 && isIndex(table[len(table)-1])
 		if element && f.Origin == fromDefault {
-			continue // of the fields that exclude each other
+			continue // one of fields that exclude each other
 		}
 		if h := tomlfile.Spell(table); h != header {
 			header = h
@@ -47,7 +47,7 @@ func (s *Settings) Print(w io.Writer) error {
 			origin += ": " + empty
 		}
 		if f.Origin == fromDefault && f.Value == "" {
-			text.WriteString("# ") // there is no value to write that means the same
+			text.WriteString("# ") // no value has the same meaning
 		}
 		fmt.Fprintf(&text, "%s = %s  # %s\n", spellKey(name), spellValue(f.Value), oneLine(origin))
 	}
@@ -83,7 +83,7 @@ func spellKey(key string) string {
 	return spellText(key)
 }
 
-// spellText quotes as TOML's basic strings do, which know fewer escapes than Go's.
+// spellText quotes a TOML basic string, which has fewer escapes than Go's.
 func spellText(text string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -125,7 +125,7 @@ func spellValue(v any) string {
 
 func isZero(v any) bool { return slices.Contains([]string{`""`, "0"}, spellValue(v)) }
 
-// oneLine keeps a file's name from ending the comment.
+// oneLine removes line breaks from a file's name, which would end the comment.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		if strconv.IsPrint(r) {
@@ -151,7 +151,7 @@ type Field struct {
 type field struct {
 	path   []string
 	origin string
-	at     Position // in the file; zero: it is not there
+	at     Position // in the file; zero: not in the file
 	show   func() any
 }
 
@@ -186,7 +186,7 @@ func (s *Settings) PreferRuntimes(flagged []Runtime, flag string) {
 	})
 	for _, f := range s.fields {
 		if f.path[0] == "runtime" {
-			i, _ := strconv.Atoi(f.path[1]) // an index, by its making
+			i, _ := strconv.Atoi(f.path[1]) // always an index
 			f.path[1] = strconv.Itoa(i + len(flagged))
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
-// Check finds what is wrong with a [[runtime]] as a whole.
+// Check validates a [[runtime]] as a whole.
 func (r *Runtime) Check(v tomlfile.Value) {
 	dir, library, libraries := v.Has("directory"), v.Has("ort_library"), v.In("ep_libraries")
 	switch {
@@ -28,7 +28,7 @@ func (r *Runtime) Check(v tomlfile.Value) {
 	}
 }
 
-// Check finds what is wrong with a [[driver]] as a whole.
+// Check validates a [[driver]] as a whole.
 func (d *Driver) Check(v tomlfile.Value) {
 	given := 0
 	for _, name := range []string{"file", "module", "command"} {
@@ -93,7 +93,7 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 	}
 }
 
-// Config returns where the remote is, in the terms of package remote.
+// Config converts the remote for package remote.
 func (r Remote) Config(name string) remote.Config {
 	return remote.Config{Name: name, URL: r.URL, Region: r.Region, Endpoint: r.Endpoint,
 		Connect: duration(r.Connect), Rate: amount(r.Rate).Bytes}
@@ -102,8 +102,8 @@ func (r Remote) Config(name string) remote.Config {
 // Loss is LoseAtMost as a duration.
 func (r Remote) Loss() time.Duration { return duration(r.LoseAtMost) }
 
-// checkEP finds a misspelled execution provider. Plugins may register under any name, so that an
-// unknown one is believed if it looks like one and is not nearly one that is known.
+// checkEP finds a misspelled execution provider. Plugins may register under any name, so an unknown
+// name is accepted if it has the usual syntax and is not similar to a known one.
 func checkEP(name string) error {
 	names := compilers.EPNames()
 	like := suggest.Closest(name, slices.Values(names))
@@ -123,7 +123,7 @@ func checkEP(name string) error {
 	return nil
 }
 
-// Check completes a [[compiler]], and finds what is wrong with its program.
+// Check completes a [[compiler]], and validates its program.
 func (c *Compiler) Check(v tomlfile.Value) {
 	c.Device = cmp.Or(c.Device, "NPU")
 	switch {
@@ -138,13 +138,13 @@ func (c *Compiler) Check(v tomlfile.Value) {
 	}
 }
 
-// Tool returns the compiler in the terms of package compilers.
+// Tool converts the compiler for package compilers.
 func (c *Compiler) Tool() compilers.Tool {
 	return compilers.Tool{EP: c.EP, Program: c.Command[0], Args: c.Command[1:], Version: c.Version,
 		Files: c.Files, Read: c.Read, Device: c.Device, Alone: c.Alone}
 }
 
-// Check records execution providers that have two compilers: neither would be the right one.
+// Check records an error for an execution provider with two compilers.
 func (s *Settings) Check(v tomlfile.Value) {
 	seen := map[string]bool{}
 	for i, c := range s.Compilers {

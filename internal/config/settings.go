@@ -17,12 +17,12 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// DefaultFile is where the service's unit has the configuration.
+// DefaultFile is the configuration file of the systemd service.
 const DefaultFile = "/etc/epcached/epcached.toml"
 
-// Settings are what the daemon runs with, in the order of doc/configuration.md. Paths are absolute.
+// Settings is the daemon's configuration, in the order of doc/configuration.md. Paths are absolute.
 type Settings struct {
-	File string // that was read; "": none
+	File string // the file that was read; "": none
 
 	// State directory, and path of the Unix socket.
 	State    string `toml:"state" is:"path"`
@@ -32,25 +32,25 @@ type Settings struct {
 	Worker string `toml:"worker" is:"path"`
 	// "name" or "uid", either with ":group"; "": the daemon's own.
 	WorkerUser string `toml:"worker_user" is:"user"`
-	// Of the systemd unit that starts workers; "": they are the daemon's children.
+	// Socket of the systemd unit that starts workers; "": they are the daemon's children.
 	WorkerSocket string `toml:"worker_socket" is:"path"`
 	// Compiles at the same time; 0: one per processor.
 	Jobs uint64 `toml:"jobs" range:"0 4096"`
-	// Bytes that compiles may take together; 0: half of the machine's memory.
+	// Bytes of memory for all compiles together; 0: half of the machine's memory.
 	JobsMemory uint64 `toml:"jobs_memory_bytes" range:"0"`
-	// Shared models may be opened by path by every local user.
+	// Every local user may open shared builds by path.
 	PathAccess     bool     `toml:"path_access"`
 	Administrators []uint32 `toml:"administrators" range:"0 4294967294"`
 	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
 	// Files with the public keys that sign trusted imports.
 	Trust []string `toml:"trust" is:"path"`
-	// Different keys that have to have signed an import.
+	// How many different keys must have signed an import.
 	Threshold uint64 `toml:"threshold" range:"1 4"`
-	// Of builds of other machines, without a trust document of a trusted root key.
+	// For builds of other machines, when no trust document is in effect.
 	OnExpired string `toml:"on_expired" in:"refuse,warn"`
-	// Of the systemd unit that starts epcached-remote; "": it is the daemon's child.
+	// Socket of the systemd unit that starts epcached-remote; "": it is the daemon's child.
 	RemoteSocket string `toml:"remote_socket" is:"path"`
-	// File with the private key that signs what is published.
+	// File with the private key that signs published builds.
 	SigningKey string `toml:"signing_key" is:"path"`
 	// "EP/option", "session/key".
 	AllowOptions []string `toml:"allow_options" is:"option"`
@@ -98,8 +98,8 @@ type Layer struct {
 	Trust LayerTrust `toml:"trust"`
 }
 
-// LayerTrust lists the files of the keys, one of which has to have signed a build; none: "owner" in
-// the file, builds that root or the daemon's user wrote are trusted.
+// LayerTrust lists files with keys, of which one must have signed a build. If it is empty ("owner"
+// in the file), builds that root or the daemon's user wrote are trusted.
 type LayerTrust []string
 
 // Decode implements tomlfile.Decoder.
@@ -133,7 +133,7 @@ type Limits struct {
 	Nice        uint64  `toml:"nice" range:"0 19"`
 }
 
-// Sandbox says what workers may do besides what they must.
+// Sandbox gives workers more access.
 type Sandbox struct {
 	Network    bool     `toml:"network"`
 	Read       []string `toml:"read" is:"path"`  // directories and files
@@ -141,13 +141,13 @@ type Sandbox struct {
 	Namespaces bool     `toml:"namespaces"`      // workers get a pid namespace of their own
 }
 
-// Driver says where the version of a driver is read that an execution provider does not report: one
-// of File, Module and Command.
+// Driver says where to read the version of a driver that an execution provider does not report:
+// from one of File, Module and Command.
 type Driver struct {
 	EP      string   `toml:"ep" is:"ep"`         // "": for all that do not report it
 	File    string   `toml:"file" is:"path"`     // its first line
 	Module  string   `toml:"module" is:"module"` // /sys/module/MODULE/version
-	Command []string `toml:"command"`            // the first line of what it prints
+	Command []string `toml:"command"`            // the first line of its output
 }
 
 // Compiler is one [[compiler]]: a vendor's own, for an execution provider. Its fields are those of
@@ -156,16 +156,16 @@ type Compiler struct {
 	EP      string   `toml:"ep" is:"ep" required:"no execution provider named: give ep"`
 	Command []string `toml:"command"`         // the program and its arguments, with placeholders
 	Version []string `toml:"version"`         // arguments that make it print its version
-	Files   []string `toml:"files" is:"path"` // further files that make it what it is
-	Read    []string `toml:"read" is:"path"`  // what it may read besides
+	Files   []string `toml:"files" is:"path"` // more files that identify it
+	Read    []string `toml:"read" is:"path"`  // more paths that it may read
 	Device  string   `toml:"device" in:"CPU,GPU,NPU"`
 	Alone   bool     `toml:"without_library"` // also for runtimes without the provider's library
 }
 
-// Policies are by execution provider, "" for all others.
+// Policies has policies by execution provider, "" for all others.
 type Policies map[string]Policy
 
-// Policy says what is done with builds, by what they are good for on this machine.
+// Policy decides how builds are used, by their verdict on this machine.
 type Policy struct {
 	Unknown             string `toml:"unknown" in:"load_check,serve,refuse"`
 	PreferRecompilation string `toml:"prefer_recompilation" in:"serve_and_refresh,serve,refuse"`
@@ -180,11 +180,11 @@ type Policy struct {
 // Age is MaxAge as a duration; 0: no limit.
 func (p Policy) Age() time.Duration { return duration(p.MaxAge) }
 
-// AutostartIdleExit is how long a daemon that a client started waits for the next one by default.
+// AutostartIdleExit is how long a daemon that a client started stays without use by default.
 const AutostartIdleExit = 15 * time.Minute
 
-// IdleAfter is the time without use after which the daemon leaves; 0: never. started says that a
-// client started it.
+// IdleAfter returns the time without use after which the daemon ends, 0 for never. started says
+// that a client started it.
 func (s *Settings) IdleAfter(started bool) time.Duration {
 	if s.IdleExit == "" && started {
 		return AutostartIdleExit
@@ -192,11 +192,11 @@ func (s *Settings) IdleAfter(started bool) time.Duration {
 	return duration(s.IdleExit)
 }
 
-// Claims bound what applications compile themselves, with libraries of their own.
+// Claims bound the artefacts that applications compile themselves.
 type Claims struct {
 	DeadlineSeconds float64 `toml:"deadline_seconds" range:"1 604800"`
 	Bytes           uint64  `toml:"bytes" range:"1"`      // of one compiled model
-	UserBytes       uint64  `toml:"user_bytes" range:"1"` // of all that one user has put
+	UserBytes       uint64  `toml:"user_bytes" range:"1"` // of all builds that one user has put
 	Open            uint64  `toml:"open" range:"1 1024"`  // of one user at the same time
 }
 
@@ -209,39 +209,39 @@ type Rebuild struct {
 	Window   string  `toml:"window" is:"window"` // "22:00-06:00" in local time; "": always
 }
 
-// Failures says how long compiles that failed are answered from memory. The durations are as
-// ParseDuration reads them.
+// Failures says how long failed compiles are remembered. ParseDuration reads the durations.
 type Failures struct {
 	Remember bool `toml:"remember"`
-	// After the first crash, doubled with each further one.
+	// After the first crash; doubled by each further one.
 	Crash string `toml:"crash" is:"pause"`
-	// The same after a limit was reached for the first time.
+	// The same after a limit was reached.
 	Limit   string `toml:"limit" is:"pause"`
-	Longest string `toml:"longest" is:"pause"` // of what doubles
-	// Of what the execution provider refuses, or makes no use of.
+	Longest string `toml:"longest" is:"pause"` // bound of the doubling
+	// For models that the execution provider refuses, or takes no node of.
 	Refused string `toml:"refused" is:"pause"`
 }
 
-// Space bounds what is kept, and says when builds are packed and where they are unpacked. Amounts
-// are as ParseAmount reads them, durations as ParseDuration does; "" and 0: no bound.
+// Space bounds the store, and says when builds are packed and where they are unpacked. ParseAmount
+// reads the amounts, ParseDuration the durations; "" and 0: no bound.
 type Space struct {
-	Budget     string `toml:"budget" is:"budget"`    // on disk
-	FreeFloor  string `toml:"free_floor" is:"floor"` // that stays free on the file system
-	MaxUnused  string `toml:"max_unused" is:"age"`   // builds that were not used for so long go
+	Budget    string `toml:"budget" is:"budget"`    // on disk
+	FreeFloor string `toml:"free_floor" is:"floor"` // free space to keep on the file system
+	// builds that were not used for so long are evicted
+	MaxUnused  string `toml:"max_unused" is:"age"`
 	MaxEntries uint64 `toml:"max_entries" range:"0"`
-	UserBytes  string `toml:"user_bytes" is:"budget"` // of all builds that one user asked for
-	// of the budget: what an ordinary user's builds and pins keep
+	UserBytes  string `toml:"user_bytes" is:"budget"` // of all builds that one user requested
+	// UserShare is the part of the budget for an ordinary user's builds and pins.
 	UserShare string `toml:"user_share" is:"budget"`
 
 	Pack string `toml:"pack" in:"cold,always,off"`
 	// Time without use after which a build is cold.
 	PackAfter string `toml:"pack_after" is:"pause"`
-	// Time in which all stored bytes are read and compared with their digests once.
+	// Period in which all stored bytes are verified once.
 	VerifyEvery string `toml:"verify_every" is:"age"`
 	UnpackedDir string `toml:"unpacked_dir" is:"path"` // "": in the state directory
 }
 
-// Remotes are by name.
+// Remotes has the remotes by name.
 type Remotes map[string]Remote
 
 // Remote is one [remote.NAME]: a store of builds that machines share.
@@ -249,15 +249,16 @@ type Remote struct {
 	URL      string   `toml:"url" is:"some" required:"no url given"`
 	Endpoint string   `toml:"endpoint"`        // of s3:// and oci://
 	Region   string   `toml:"region"`          // of s3://
-	Trust    []string `toml:"trust" is:"path"` // files with the public keys whose signatures count
-	// Different keys that have to have signed a build.
+	Trust    []string `toml:"trust" is:"path"` // files with the trusted public keys
+	// How many different keys must have signed a build.
 	Threshold uint64 `toml:"threshold" range:"1 4"`
 	Publish   string `toml:"publish" in:"never,shared"`
 	Ask       string `toml:"ask" in:"always,never"`
-	// Time that a request waits for a look-up, and that it may lose to the remote in all.
+	// How long a request waits for a connection, and how much time it may lose to the remote in
+	// all.
 	Connect    string `toml:"connect" is:"duration"`
 	LoseAtMost string `toml:"lose_at_most" is:"duration"`
-	// of background transfers, in each second; "": no bound
+	// Rate is bytes per second of background transfers; "": no bound.
 	Rate  string `toml:"rate" is:"budget"`
 	Lease bool   `toml:"lease"` // one machine of a fleet compiles for all
 }
@@ -291,8 +292,8 @@ func Defaults() *Settings {
 	}
 }
 
-// Load reads a file over the defaults; "" reads none. The error is an Errors where the file's
-// content is what is wrong.
+// Load reads a file over the defaults; "" reads none. The error is an Errors if the content is
+// invalid.
 func Load(file string) (*Settings, error) {
 	d, err := tomlfile.Read(file)
 	if err != nil {
@@ -324,10 +325,10 @@ func (s *Settings) decode(d *tomlfile.Document) {
 	d.Root().Into(s)
 }
 
-// Level is the log level in log/slog's terms.
+// Level converts the log level for log/slog.
 func (s *Settings) Level() slog.Level {
 	var level slog.Level
-	_ = level.UnmarshalText([]byte(s.LogLevel)) // only words that it takes are not refused
+	_ = level.UnmarshalText([]byte(s.LogLevel)) // cannot fail: the value was checked
 	return level
 }
 
@@ -338,8 +339,8 @@ type (
 	Errors   = tomlfile.Errors
 )
 
-// removedKeys names the fields that earlier versions had, with what each meant and what replaces
-// it. They are accepted with a warning, so that the daemon starts after an upgrade.
+// removedKeys has the fields of earlier versions, with the reason and the replacement. They are
+// accepted with a warning, so that the daemon starts after an upgrade.
 var removedKeys = map[string]string{
 	"space.compress_after": "packing now compresses a build's own bytes if that saves an eighth",
 	"standby_seconds":      "a worker now starts with its compile",
@@ -348,8 +349,8 @@ var removedKeys = map[string]string{
 // Warnings returns the fields that have no effect any more, in the order of the file.
 func (s *Settings) Warnings() Errors { return s.warnings }
 
-// LoadRules reads the rules that the settings name, over the shipped ones. The error names file,
-// line and column of all that is wrong in them.
+// LoadRules reads the rules that the settings name, over the shipped ones. The error has file, line
+// and column of all mistakes.
 func (s *Settings) LoadRules() (*rules.Set, error) {
 	if len(s.Rules) == 0 {
 		return rules.Shipped(), nil
@@ -361,8 +362,8 @@ func (s *Settings) LoadRules() (*rules.Set, error) {
 	return own.Overriding(rules.Shipped()), nil
 }
 
-// CheckUnpackedDir reports whether unpacked_dir, where it is set, is a directory in which this user
-// can make the daemon's own, because otherwise the daemon does not start. The error is an Errors.
+// CheckUnpackedDir fails if unpacked_dir is set but is no directory in which this user can make the
+// daemon's own, because the daemon would not start then. The error is an Errors.
 func (s *Settings) CheckUnpackedDir() error {
 	dir := s.Space.UnpackedDir
 	if dir == "" {
@@ -387,7 +388,7 @@ func (s *Settings) CheckUnpackedDir() error {
 	if text == "" {
 		return nil
 	}
-	var at Position // none where a flag names it
+	var at Position // none if a flag sets it
 	for _, f := range s.fields {
 		if tomlfile.Spell(f.path) == field {
 			at = f.at
@@ -404,8 +405,8 @@ func defaultFiles() (state, socket string) {
 	return unixsock.UserState(), unixsock.UserSocket()
 }
 
-// UserFile is where a user has the configuration of the daemon that clients start; "" without a
-// home.
+// UserFile returns the path of the user's configuration for a daemon that clients start, "" without
+// a home.
 func UserFile() string {
 	dir, err := os.UserConfigDir()
 	if err != nil || !filepath.IsAbs(dir) {
@@ -414,9 +415,9 @@ func UserFile() string {
 	return filepath.Join(dir, "epcached", "epcached.toml")
 }
 
-// LoadUserFile loads the configuration of the daemon that clients start: a file, the user's own
-// where none is named, with the user's own places. Where that user has none it returns the
-// defaults, with File set all the same.
+// LoadUserFile loads the configuration of the daemon that clients start from a file, or with ""
+// from the user's own, with the user's own paths as defaults. If the user has no file it returns
+// the defaults, with File set.
 func LoadUserFile(file string) (*Settings, error) {
 	read := file
 	if file == "" {

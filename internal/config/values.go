@@ -17,11 +17,10 @@ var checks = map[string]func(string) error{
 	"age": checkUnused, "budget": checkBudget, "duration": checkDuration, "ep": checkEP,
 	"floor":  checkFloor,
 	"option": matches(`(?s)^[^/]+/.`, "%q is not EP/option or session/key"),
-	// it becomes part of a path
+	// the name becomes part of a path
 	"module": matches(`^[^./\x00][^/\x00]*$`, "%q is not the name of a kernel module"),
 	"path":   notEmpty, "pause": checkPause, "some": notEmpty,
-	// "name" or "uid", with ":group" or without. Whether there is such a user is seen when the
-	// daemon starts.
+	// "name" or "uid", with ":group" or without. The daemon's start checks that the user exists.
 	"user": matches(`^$|^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*\$?)?$`,
 		"%q is not a user, such as epcached-worker, 990 or 990:990"),
 	"window": checkWindow,
@@ -51,7 +50,7 @@ func ParseDuration(text string) (time.Duration, error) {
 	return time.Duration(total), nil
 }
 
-// duration is ParseDuration of what was checked when it was read; 0 for an empty text.
+// duration is ParseDuration of a checked text; 0 for "".
 func duration(text string) time.Duration {
 	d, _ := ParseDuration(text)
 	return d
@@ -65,8 +64,8 @@ func checkDuration(text string) error {
 	return err
 }
 
-// checkPause finds what is wrong with a time that nothing is tried again: none at all would try
-// with each request.
+// checkPause validates a pause between retries. It must not be 0, because then every request would
+// retry.
 func checkPause(text string) error {
 	d, err := ParseDuration(text)
 	if err == nil && (d < time.Second || d > 365*24*time.Hour) {
@@ -115,13 +114,13 @@ func matches(pattern, wrong string) func(string) error {
 // Seconds returns a number of seconds as a duration.
 func Seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// Amount is a number of bytes, or a part of what a file system holds. The zero Amount is no bound.
+// Amount is a number of bytes, or a part of a file system's size. The zero Amount is no bound.
 type Amount struct {
 	Bytes   int64
 	Percent float64 // above 0 and up to 100: then Bytes is 0
 }
 
-// ParseAmount reads "20GiB", "500MiB", "1073741824" or "15%". Nothing at all is no bound.
+// ParseAmount reads "20GiB", "500MiB", "1073741824" or "15%". "" is no bound.
 func ParseAmount(text string) (Amount, error) {
 	if text == "" {
 		return Amount{}, nil
@@ -141,13 +140,13 @@ func ParseAmount(text string) (Amount, error) {
 	return Amount{Bytes: n}, nil
 }
 
-// amount is ParseAmount of what was checked when it was read.
+// amount is ParseAmount of a checked text.
 func amount(text string) Amount {
 	a, _ := ParseAmount(text)
 	return a
 }
 
-// Amounts are Budget, FreeFloor, UserBytes and UserShare, read.
+// Amounts parses Budget, FreeFloor, UserBytes and UserShare.
 func (x Space) Amounts() (budget, floor, user, share Amount) {
 	return amount(x.Budget), amount(x.FreeFloor), amount(x.UserBytes), amount(x.UserShare)
 }
@@ -158,7 +157,7 @@ func (x Space) Unused() time.Duration { return duration(x.MaxUnused) }
 // Verify is VerifyEvery; 0: never.
 func (x Space) Verify() time.Duration { return duration(x.VerifyEvery) }
 
-// minBudget is less than any useful compiled model: a smaller budget lacks its unit.
+// minBudget is smaller than any useful compiled model. A smaller budget probably lacks its unit.
 const minBudget = 64 << 10
 
 func checkBudget(text string) error {
@@ -178,8 +177,8 @@ func checkFloor(text string) error {
 	return err
 }
 
-// checkUnused finds what is wrong with an age: what is younger than the grace that paths have could
-// not go anyway.
+// checkUnused validates an age. It must not be shorter than the grace for paths, within which views
+// are kept anyway.
 func checkUnused(text string) error {
 	if text == "" {
 		return nil

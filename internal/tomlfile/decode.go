@@ -12,22 +12,21 @@ import (
 	"github.com/epcached/epcached/internal/suggest"
 )
 
-// Value is a value of a document with its place, so that what is wrong with it can be noted at any
-// time. Its path lists the keys that lead to it from the top; elements of arrays are decimal
-// numbers from 0.
+// Value is a value of a document with its position, for messages about it. Its path lists the keys
+// that lead to it from the top; elements of arrays are decimal numbers from 0.
 type Value struct {
 	*Document
 	Path []string
-	Raw  any // as go-toml decodes it; nil: the document does not have it
+	Raw  any // as go-toml decodes it; nil if missing
 }
 
-// Decoder is a type that decodes its value itself, also where the document does not have it.
+// Decoder is a type that decodes its value itself, also a missing one.
 type Decoder interface{ Decode(Value) }
 
-// Checker is a struct that looks for what is wrong beyond single fields, when they are decoded.
+// Checker is a struct that validates its fields together, after they are decoded.
 type Checker interface{ Check(Value) }
 
-// Root is the table at the top.
+// Root returns the top-level table.
 func (d *Document) Root() Value { return Value{d, nil, d.values} }
 
 // In returns the value at the path of names in a table or an array.
@@ -47,7 +46,7 @@ func (v Value) In(names ...string) Value {
 	return v
 }
 
-// Elements returns those of an array.
+// Elements returns the elements of an array.
 func (v Value) Elements() []Value {
 	list, _ := v.Raw.([]any)
 	all := make([]Value, len(list))
@@ -60,16 +59,16 @@ func (v Value) Elements() []Value {
 // Has reports whether a table has the key.
 func (v Value) Has(key string) bool { return v.In(key).Raw != nil }
 
-// Keys returns those of a table, sorted.
+// Keys returns the keys of a table, sorted.
 func (v Value) Keys() []string {
 	table, _ := v.Raw.(map[string]any)
 	return slices.Sorted(maps.Keys(table))
 }
 
-// Position returns the place of the value, the zero Position where the document does not have it.
+// Position returns the position of the value, zero if it is missing.
 func (v Value) Position() Position { return v.positions[pathKey(v.Path)] }
 
-// AddError makes an Error with the place of the value.
+// AddError returns an Error with the position of the value.
 func (v Value) AddError(text string) *Error {
 	return &Error{v.File, v.Position(), Spell(v.Path), text}
 }
@@ -79,9 +78,9 @@ func (v Value) Errorf(format string, args ...any) {
 	v.Add(v.AddError(fmt.Sprintf(format, args...)))
 }
 
-// Into decodes the value into what the pointer points to, over what is there. Mistakes are noted,
-// and leave there what was there. Into decodes texts, truths, numbers, arrays, and tables into
-// maps and structs; of a struct the fields that are tagged `toml:"key"`, and those of embedded
+// Into decodes the value into the variable that to points to. Missing and invalid values leave it
+// unchanged, and mistakes are recorded. Into decodes texts, booleans, numbers, arrays, and tables
+// into maps and structs; of a struct the fields that are tagged `toml:"key"`, and those of embedded
 // structs; a Value takes anything. The field with the key "*" is a map[string]Value for the tables
 // that no other field takes. All other keys are mistakes. More tags of a field, which count for
 // elements too:
@@ -93,7 +92,7 @@ func (v Value) Errorf(format string, args ...any) {
 //	loose:"true"      a whole number or a truth is taken for its text
 func (v Value) Into(to any) { v.into(reflect.ValueOf(to).Elem(), "") }
 
-// Text is Into a text that passes the check of that name; "" if it does not.
+// Text returns the value as a text that passes the named check, otherwise "".
 func (v Value) Text(check string) (text string) {
 	v.text(reflect.ValueOf(&text).Elem(), reflect.StructTag(fmt.Sprintf("is:%q", check)))
 	return text
@@ -126,7 +125,7 @@ func (v Value) into(to reflect.Value, tag reflect.StructTag) {
 			v.Errorf("it is %s and must be an array in brackets", Kind(v.Raw))
 		}
 		elements := v.Elements()
-		to.SetZero() // an empty array is like one that is not there
+		to.SetZero() // an empty array equals a missing one
 		to.Grow(len(elements))
 		to.SetLen(len(elements))
 		for i, element := range elements {
@@ -177,7 +176,7 @@ func (v Value) table(to reflect.Value) {
 	}
 }
 
-// fields decodes those of a struct, and gives the one that takes other tables.
+// fields decodes the fields of a struct, and returns the field for other tables.
 func (v Value) fields(to reflect.Value, known map[string]bool) (rest reflect.Value) {
 	for _, f := range reflect.VisibleFields(to.Type()) {
 		key, tagged := f.Tag.Lookup("toml")
@@ -197,7 +196,7 @@ func (v Value) fields(to reflect.Value, known map[string]bool) (rest reflect.Val
 	return rest
 }
 
-// field decodes a field that may be missing, and reports whether it is there.
+// field decodes a field that may be missing.
 func (v Value) field(to reflect.Value, tag reflect.StructTag) {
 	if v.Note != nil && leaf(to.Type()) {
 		v.Note(v, to.Interface)
@@ -219,7 +218,7 @@ func leaf(t reflect.Type) bool {
 	return true
 }
 
-// maxListed bounds the fields that are listed where one is not known.
+// maxListed bounds the fields that the message about an unknown one lists.
 const maxListed = 8
 
 func (v Value) unknown(known map[string]bool) {

@@ -1,6 +1,6 @@
-// Package tomlfile reads TOML files that people write: a configuration, a file of rules, a list of
-// models. It decodes the values with go-toml, and knows the line and the column of each key and
-// value, so that a message about a value can name its place long after the file was read.
+// Package tomlfile reads TOML files that users write: configurations, rules, lists of models. It
+// decodes the values with go-toml, and keeps the line and column of each key and value for
+// messages.
 package tomlfile
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// Bounds of a file. A larger one, or one with more mistakes, is another kind of file.
+// Bounds of a file. A larger file, or one with more mistakes, is probably not a file of this kind.
 const (
 	MaxSize   = 1 << 20
 	maxValues = 20000
@@ -29,10 +29,10 @@ const (
 // Document is the content of a file. The exported fields below the first are for decoding.
 type Document struct {
 	File     string                        // as it was named
-	Checks   map[string]func(string) error // of texts, by their names in tags
-	Removed  map[string]string             // fields that had an effect once, and why they have none
-	Warnings Errors                        // of those
-	// hears of each single field, and how to get its value; may be nil
+	Checks   map[string]func(string) error // checks of texts, by their names in tags
+	Removed  map[string]string             // former fields, with the reason why they have no effect
+	Warnings Errors                        // about former fields
+	// Note is called for each single field, with a function that returns its value; may be nil.
 	Note func(Value, func() any)
 
 	dir           string // of the file, absolute
@@ -42,17 +42,17 @@ type Document struct {
 	omittedErrors int // mistakes beyond maxErrors
 }
 
-// Read reads a file; "" is an empty one. The error is an Errors where the content is what is wrong.
+// Read reads a file; "" is an empty one. The error is an Errors if the content is invalid.
 func Read(file string) (*Document, error) {
 	if file == "" {
 		return Parse("", nil)
 	}
-	// A named pipe that nothing writes to is an empty file, because to wait for it would be for
+	// A named pipe without a writer reads as an empty file, because waiting for one could block for
 	// ever.
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	var text []byte
 	if err == nil {
-		defer f.Close() // only read from
+		defer f.Close() // opened for reading
 		text, err = io.ReadAll(io.LimitReader(f, MaxSize+1))
 	}
 	if err != nil {
@@ -61,7 +61,7 @@ func Read(file string) (*Document, error) {
 	return Parse(file, text)
 }
 
-// WithoutPath leaves the path out, because the message names it already.
+// WithoutPath removes the path from an error, because the message names it already.
 func WithoutPath(err error) error {
 	if path, is := errors.AsType[*os.PathError](err); is {
 		return path.Err
@@ -75,7 +75,8 @@ func Parse(file string, text []byte) (*Document, error) {
 	if len(text) > MaxSize {
 		return nil, fmt.Errorf("%s: larger than %d bytes", file, MaxSize)
 	}
-	if err := locate(d, text); err != nil { // before everything is decoded, because it counts
+	// before decoding, because it bounds the number of values
+	if err := locate(d, text); err != nil {
 		return nil, Errors{err}
 	}
 	err := toml.Unmarshal(text, &d.values)
@@ -95,7 +96,7 @@ func Parse(file string, text []byte) (*Document, error) {
 	return d, nil
 }
 
-// Absolute takes a path of the file relative to this file.
+// Absolute resolves a path relative to the file's directory.
 func (d *Document) Absolute(path string) string {
 	if path == "" || filepath.IsAbs(path) {
 		return path
@@ -112,7 +113,7 @@ func (d *Document) Add(e *Error) {
 	d.errs = append(d.errs, e)
 }
 
-// Err returns the mistakes that were noted, as an Errors, or nil.
+// Err returns the recorded mistakes as an Errors, or nil.
 func (d *Document) Err() error {
 	if len(d.errs) == 0 {
 		return nil
@@ -128,7 +129,7 @@ func (d *Document) Err() error {
 
 func pathKey(path []string) string { return strings.Join(path, "\x00") }
 
-// Spell writes a path as people do: elements of arrays are counted from 1.
+// Spell writes a path of keys for users, with elements of arrays counted from 1.
 func Spell(path []string) string {
 	text := ""
 	for _, part := range path {
@@ -140,7 +141,7 @@ func Spell(path []string) string {
 			text += "."
 		}
 		if quoted := strconv.Quote(part); part == "" || quoted != `"`+part+`"` {
-			part = quoted // it would not be seen, or not be read
+			part = quoted // a key with unusual characters
 		}
 		text += part
 	}

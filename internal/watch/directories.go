@@ -12,27 +12,29 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// names are those in a directory that a subject must hear of; "" stands for all of them.
+// names are the names in a directory whose changes concern a subject; "" means all.
 type names map[string]bool
 
-// directories are watched, never files: a watch on a file does not see the next file of that name.
-// Paths have no links, so that each directory has one.
+// directories has the watched directories. Files are not watched themselves, because a watch on a
+// file does not notice that another file replaces it. Paths are resolved, so that each directory
+// has one.
 type directories struct {
 	open func() (*fsnotify.Watcher, error)
 	log  *slog.Logger
 
-	// asking is held while the kernel is asked to watch or to stop, and taken before mu. The reader
-	// never takes it, because what it has not read may hold that up.
+	// asking is held during calls that add or remove watches, and locked before mu. The reader of
+	// events never takes it, because such a call may block until the events are read.
 	asking sync.Mutex
 
-	mu     sync.Mutex // guards the rest
+	mu     sync.Mutex // guards the fields below
 	system *fsnotify.Watcher
 	users  map[string]map[*subject]names // by directory
 	closed bool
 	reader sync.WaitGroup
 }
 
-// Explain returns which limit an error is about: the system's own words are about disks and files.
+// Explain names the limit that caused an error, because the system's texts are about disks and
+// files.
 func Explain(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
@@ -63,15 +65,15 @@ func (d *directories) watch(s *subject, path, name string) error {
 	if err != nil {
 		return Explain(err)
 	}
-	// Also where it is watched: another directory may have its name by now.
+	// Also if it is watched already, because another directory may have replaced it.
 	err = system.Add(path)
 	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return nil // where it is gone, the directory above reports it
+		return nil // if it is missing, the watch of its parent reports changes
 	}
 	return fmt.Errorf("%s: %w", path, Explain(err))
 }
 
-// opened returns what watches, and opens it at first. mu is held.
+// opened returns the watcher, which the first call opens. The caller holds mu.
 func (d *directories) opened() (*fsnotify.Watcher, error) {
 	if d.closed {
 		return nil, fs.ErrClosed
@@ -87,7 +89,7 @@ func (d *directories) opened() (*fsnotify.Watcher, error) {
 	return d.system, nil
 }
 
-// keep forgets all that the subject needed but these, and ends watches without users.
+// keep drops the subject's other directories, and removes watches without users.
 func (d *directories) keep(s *subject, needed map[string]names) {
 	d.asking.Lock()
 	defer d.asking.Unlock()
@@ -106,7 +108,7 @@ func (d *directories) keep(s *subject, needed map[string]names) {
 	system := d.system
 	d.mu.Unlock()
 	for _, path := range unused {
-		_ = system.Remove(path) // it fails where the kernel has ended it, with the directory
+		_ = system.Remove(path) // fails if the kernel has removed it with the directory
 	}
 }
 
@@ -140,8 +142,8 @@ func (d *directories) read(system *fsnotify.Watcher) {
 	}
 }
 
-// sign notifies the subjects that an event concerns: all that use a directory if it is about that,
-// and all of them without a path.
+// sign notifies the subjects that an event concerns: for a directory its users, and without a path
+// all subjects.
 func (d *directories) sign(path string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks bounds the links on the way of one path, as the kernel does.
+// maxLinks bounds the links in one path, as the kernel does.
 const maxLinks = 40
 
-// snapshot is a subject as it lay there at one moment.
+// snapshot has the stamps of a subject at one moment.
 type snapshot struct {
-	stamps    map[string]stamp // of what paths lead to, and of the entries of a directory
+	stamps    map[string]stamp // of the paths' targets, and of the entries of directories
 	unwatched string           // why part of it cannot be watched; "" if all can
 }
 
-// differs compares the paths that both know.
+// differs compares the stamps of the paths in both.
 func (l *snapshot) differs(earlier *snapshot) bool {
 	for p, s := range l.stamps {
 		if was, ok := earlier.stamps[p]; ok && was != s {
@@ -30,7 +30,7 @@ func (l *snapshot) differs(earlier *snapshot) bool {
 	return false
 }
 
-// snapshot has each directory on the way of the paths watched before it looks into it, so that
+// snapshot takes a snapshot. It watches each directory on the paths before it reads it, so that
 // later changes are reported.
 func (d *directories) snapshot(s *subject, paths []string) *snapshot {
 	k := &walker{snapshot: &snapshot{stamps: make(map[string]stamp)}, directories: d, subject: s,
@@ -57,7 +57,7 @@ func (k *walker) path(path string) {
 		return
 	}
 	k.need(at, "")
-	entries, _ := os.ReadDir(at) // the stamp says why there are none
+	entries, _ := os.ReadDir(at) // the stamp has the error
 	for _, e := range entries {
 		p := filepath.Join(at, e.Name())
 		if e.Type()&os.ModeSymlink != 0 {
@@ -67,8 +67,8 @@ func (k *walker) path(path string) {
 	}
 }
 
-// walk follows a path one name at a time, as the kernel does, and has each of them watched. It
-// returns where that ends, and whether this is a directory.
+// walk resolves a path one name at a time, as the kernel does, and watches each directory. It
+// returns the resolved path, and whether it is a directory.
 func (k *walker) walk(path string) (at string, isDir bool) {
 	at = "/"
 	rest := strings.Split(path, "/")
@@ -87,12 +87,12 @@ func (k *walker) walk(path string) (at string, isDir bool) {
 		info, err := os.Lstat(p)
 		switch {
 		case err != nil:
-			return p, false // what comes here is noticed
+			return p, false // missing; the watch notices when it appears
 		case info.IsDir():
 			at = p
 		case info.Mode()&os.ModeSymlink != 0 && links < maxLinks:
 			links++
-			target, _ := os.Readlink(p) // of one that was just removed: the directory's
+			target, _ := os.Readlink(p) // "" if it was just removed
 			if strings.HasPrefix(target, "/") {
 				at = "/"
 			}
@@ -133,13 +133,13 @@ func (k *walker) kindOf(path string) fsKind {
 	return kind
 }
 
-// stamp is what is compared to find changes that no event reported.
+// stamp is compared to find changes that no event reported.
 type stamp struct {
 	dev, ino     uint64
 	mode         uint32
 	size         int64
 	mtime, ctime int64
-	// the digest of the content where times say nothing, or why there is no stamp
+	// text is the digest of the content if times are useless, or the error.
 	text string
 }
 
@@ -149,11 +149,11 @@ func stampOf(path string, kind fsKind) stamp {
 		return stamp{text: err.Error()}
 	}
 	switch st.Mode & syscall.S_IFMT {
-	case syscall.S_IFDIR: // its entries have stamps of their own
+	case syscall.S_IFDIR: // only the mode, because its entries have their own stamps
 		return stamp{dev: st.Dev, ino: st.Ino, mode: st.Mode}
 	case syscall.S_IFREG:
 		if kind.noTimes {
-			// Numbers and times are made up when a process looks, and again after memory was short.
+			// Inode numbers and times are generated on access, and change after a lack of memory.
 			return stamp{mode: st.Mode, text: contentOf(path)}
 		}
 	}
@@ -178,19 +178,20 @@ func contentOf(path string) string {
 	return string(sum[:])
 }
 
-// fsKind is what matters of a file system.
+// fsKind has the relevant properties of a file system.
 type fsKind struct {
-	noEvents string // why watching finds nothing on it; "" where it does
-	noTimes  bool   // what lies on it is compared by content
+	noEvents string // why it reports no changes; "" if it does
+	noTimes  bool   // compare contents, because its times are useless
 }
 
-// kindOf asks what file system a directory lies on. The next look finds that one is gone.
+// kindOf returns the properties of a directory's file system. It ignores errors, because a missing
+// directory is noticed otherwise.
 func kindOf(path string) fsKind {
 	var st unix.Statfs_t
 	if unix.Statfs(path, &st) != nil {
 		return fsKind{}
 	}
-	magic := uint32(st.Type) // wider on some machines, and with its sign on others
+	magic := uint32(st.Type) // the type differs between architectures
 	if name, ok := shared[magic]; ok {
 		return fsKind{noEvents: name + " does not report changes by other machines or its server"}
 	}
@@ -200,7 +201,8 @@ func kindOf(path string) fsKind {
 	return fsKind{}
 }
 
-// shared are file systems that change behind this kernel's back. FUSE stands for virtiofs as well.
+// shared are file systems that other machines change without events here. FUSE stands for virtiofs
+// as well.
 var shared = map[uint32]string{
 	0x6969: "NFS", 0x517b: "SMB", 0xff534d42: "CIFS", 0xfe534d42: "SMB", 0x65735546: "FUSE",
 	0x01021997: "9P", 0x00c36400: "Ceph", 0x5346414f: "AFS", 0x6b414653: "AFS", 0x73757245: "Coda",
@@ -208,7 +210,7 @@ var shared = map[uint32]string{
 	0x20030528: "OrangeFS", 0x19830326: "BeeGFS", 0x786f4256: "vboxsf", 0xbacbacbc: "vmhgfs",
 }
 
-// virtual are file systems that make their files when they are read.
+// virtual are file systems that generate files when they are read.
 var virtual = map[uint32]string{
 	0x62656572: "sysfs", 0x9fa0: "proc", 0x64626720: "debugfs", 0x62656570: "configfs",
 	0x73636673: "securityfs", 0x63677270: "cgroup",

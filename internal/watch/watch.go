@@ -15,24 +15,23 @@ import (
 
 // Options adjust a Watcher. The zero value is usable.
 type Options struct {
-	Quiet    time.Duration // how long a subject must be at rest before it is Settled; 0: 1 s
-	Poll     time.Duration // how often stamps are compared where watching is not possible; 0: 2 s
-	Backstop time.Duration // how often they are compared where it is; 0: 30 s
+	Quiet    time.Duration // how long a subject must be unchanged before it is Settled; 0: 1 s
+	Poll     time.Duration // interval of comparing stamps without watching; 0: 2 s
+	Backstop time.Duration // interval of comparing stamps with watching; 0: 30 s
 	Log      *slog.Logger  // nil: nothing is logged
 
-	open func() (*fsnotify.Watcher, error) // nil: the package's; tests bring one that fails
+	open func() (*fsnotify.Watcher, error) // nil: the system's; tests replace it
 }
 
-// Kind says what an Event reports about its subject.
+// Kind is the kind of an Event.
 type Kind int
 
 const (
 	Changing Kind = iota + 1 // the first sign of a change
-	Settled                  // at rest for the quiet period since the last sign
+	Settled                  // unchanged for the quiet period since the last sign
 )
 
-// Event is what happened to a subject. Several changes in one burst are one
-// Changing and one Settled.
+// Event is a change of a subject. A burst of changes causes one Changing and one Settled.
 type Event struct {
 	Subject string
 	Kind    Kind
@@ -42,9 +41,10 @@ type Event struct {
 type Watcher struct {
 	quiet, poll, backstop time.Duration
 	log                   *slog.Logger
-	began                 time.Time // what polls are aligned to, so that one waking serves all
-	directories           directories
-	events                chan Event
+	// polls are aligned to it, so that all subjects are polled at once
+	began       time.Time
+	directories directories
+	events      chan Event
 
 	closing context.Context
 	close   context.CancelFunc
@@ -54,32 +54,32 @@ type Watcher struct {
 	subjects map[string]*subject
 }
 
-// subject is followed by a goroutine of its own, so that a file system that does not answer holds
-// up no other.
+// subject has a goroutine of its own, so that a file system that does not answer delays no other
+// subject.
 //
-// A subject is at rest until a sign: an event, or a look that differs from the one before. Then it
-// is changing. While signs come it is looked at now and then, so that directories which appear are
-// watched at once. A quiet period after the last sign it is looked at again. If that look equals
-// the one before, the subject has settled; if not, that is another sign.
+// A subject is unchanged until a sign: an event, or a snapshot that differs from the previous one.
+// Then it is changing. While signs continue, snapshots are taken occasionally, so that new
+// directories are watched soon. A quiet period after the last sign another snapshot is taken. If it
+// equals the previous one, the subject has settled; otherwise that is another sign.
 type subject struct {
 	name  string
 	ctx   context.Context
 	end   context.CancelFunc
-	signs chan struct{} // has a token when an event came
-	isSet chan struct{} // has a token when the paths are other ones
+	signs chan struct{} // has a token after an event
+	isSet chan struct{} // has a token after a change of the paths
 
-	mu       sync.Mutex // guards the rest; held while the files are looked at
+	mu       sync.Mutex // guards the fields below; held during a snapshot
 	paths    []string
 	last     *snapshot
-	ended    time.Time // when the last look did
+	ended    time.Time // end of the last snapshot
 	duration time.Duration
-	signed   bool      // an event came since the last look began
-	changed  time.Time // when the last sign came; zero: it is at rest
-	reported bool      // as Changing
+	signed   bool      // an event arrived since the last snapshot began
+	changed  time.Time // time of the last sign; zero: unchanged
+	reported bool      // Changing was sent
 }
 
-// New starts a Watcher that has no subjects yet. It always works: where the system offers no
-// watching, it polls.
+// New starts a Watcher without subjects. It cannot fail: if the system does not support watching,
+// it polls.
 func New(o Options) *Watcher {
 	w := &Watcher{
 		quiet:    cmp.Or(max(o.Quiet, 0), time.Second),
@@ -100,11 +100,11 @@ func New(o Options) *Watcher {
 	return w
 }
 
-// Set says which files and directories make up the subject, in place of what was said before; an
-// empty list forgets it. Paths need not exist. A relative path begins at the working directory.
+// Set sets the files and directories of the subject, and replaces earlier ones; with an empty list
+// it removes the subject. Paths need not exist. A relative path begins at the working directory.
 //
-// Set returns when the watch is in place. It looks at the files for that, so it takes as long as
-// their file system does. To set the same list again is cheap.
+// Set returns when the watch is in place. It reads the files' stamps, so a slow file system delays
+// it. Setting the same list again is cheap.
 func (w *Watcher) Set(name string, paths []string) {
 	list := slices.Clone(paths)
 	for i, p := range list {
@@ -123,24 +123,25 @@ func (w *Watcher) Set(name string, paths []string) {
 		w.look(s, true)
 		wake(s.isSet)
 	}
-	if s.ctx.Err() != nil { // it was forgotten meanwhile
+	if s.ctx.Err() != nil { // it was removed in the meantime
 		w.directories.keep(s, nil)
 	}
 }
 
-// absolute does not clean: link/.. is what the kernel makes of it, not what the spelling suggests.
+// absolute does not clean the path, because the kernel resolves link/.. after following the link.
 func absolute(path string) string {
 	if filepath.IsAbs(path) {
 		return path
 	}
 	wd, err := filepath.Abs(".")
 	if err != nil {
-		return path // no working directory: such a path leads nowhere, and its stamp says so
+		return path // no working directory: the stamp of such a path is an error
 	}
 	return wd + string(filepath.Separator) + path
 }
 
-// subject returns the subject of that name, which it makes; without wanted it forgets the subject.
+// subject returns the subject of that name, and makes it if necessary. Without wanted it removes
+// it.
 func (w *Watcher) subject(name string, wanted bool) *subject {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -163,8 +164,7 @@ func (w *Watcher) subject(name string, wanted bool) *subject {
 }
 
 // Events delivers events: for each subject Changing, Settled, Changing and so on. A slow receiver
-// holds up further events only, and an outdated Settled is not delivered. The channel is closed by
-// Close.
+// only delays later events, and an outdated Settled is not delivered. Close closes the channel.
 func (w *Watcher) Events() <-chan Event { return w.events }
 
 // Mode returns how a subject is watched: "inotify", or "polled: " and why; "" for a
@@ -187,8 +187,8 @@ func (w *Watcher) Mode(name string) string {
 	return "inotify"
 }
 
-// Close stops watching and returns when everything has stopped. A file system
-// that answers no more, in the middle of a look, holds it up.
+// Close stops watching, and returns when all goroutines have ended. A file system that does not
+// answer delays it.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	again := w.closing.Err() != nil
@@ -205,11 +205,11 @@ func (w *Watcher) Close() error {
 func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
-	default: // there is a token already
+	default: // has a token already
 	}
 }
 
-// follow looks at a subject when it is due, and sends its events.
+// follow takes snapshots of a subject when they are due, and sends its events.
 func (w *Watcher) follow(s *subject) {
 	defer w.directories.keep(s, nil)
 	timer := time.NewTimer(time.Hour)
@@ -234,7 +234,8 @@ func (w *Watcher) follow(s *subject) {
 	}
 }
 
-// outdated sends an event, unless there is a sign before a Settled is taken: the change goes on.
+// outdated sends an event. It reports true, without sending, if a sign precedes the receipt of a
+// Settled.
 func (w *Watcher) outdated(s *subject, kind Kind) bool {
 	signs := s.signs
 	if kind == Changing {
@@ -253,13 +254,13 @@ func (w *Watcher) outdated(s *subject, kind Kind) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reported = kind == Changing
-	if kind == Settled && s.changed.Equal(changed) { // else Set has found another change
+	if kind == Settled && s.changed.Equal(changed) { // otherwise Set has found another change
 		s.changed = time.Time{}
 	}
 	return false
 }
 
-// step looks at a subject if that is due, and returns the kind of event to send, 0 for none.
+// step takes a snapshot if one is due, and returns the kind of event to send, 0 for none.
 func (w *Watcher) step(s *subject, sign bool) Kind {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -285,7 +286,7 @@ func (w *Watcher) due(s *subject) time.Time {
 	case s.last == nil:
 		return time.Now().Add(w.backstop) // Set wakes it
 	case s.signed:
-		// Soon after the last sign, but a large directory is not looked at all the time.
+		// Soon after the last sign, but later for a large directory, which takes long.
 		return s.ended.Add(min(max(w.quiet/4, 4*s.duration), w.quiet, time.Second))
 	case !s.changed.IsZero():
 		return s.changed.Add(w.quiet)
@@ -295,13 +296,13 @@ func (w *Watcher) due(s *subject) time.Time {
 	return w.nextPoll(s.ended, w.backstop)
 }
 
-// nextPoll is the first common moment after t: all subjects are polled in one waking.
+// nextPoll returns the first time after t at which all subjects are polled together.
 func (w *Watcher) nextPoll(t time.Time, every time.Duration) time.Time {
 	return w.began.Add((t.Sub(w.began)/every + 1) * every)
 }
 
-// look compares the files with the last look, with common set only the paths that both know. The
-// caller holds the subject's mu.
+// look takes a snapshot and compares it with the previous one, with common only for paths in both.
+// The caller holds the subject's mu.
 func (w *Watcher) look(s *subject, common bool) {
 	began, before := time.Now(), s.last
 	s.signed = false
