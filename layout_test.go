@@ -342,21 +342,23 @@ func TestOnlyTheHelperHasTheNetwork(t *testing.T) {
 }
 
 // maxProductionLines bounds the code that has to be read, tested and moved: the packages that the
-// programs consist of, without tests and generated code. It was 70,000 before limits for each user,
-// repair, the scrub and the workers' unit came, which took 2,000; import, export and their verbs
-// took 1,500; names, tables and progress at terminals took 1,100; layers and remote stores, beside
-// their own packages, took 1,600; 2,300 are lines of more than 100 columns that were wrapped.
-const maxProductionLines = 78_070
+// programs consist of, without tests, generated code, comments and empty lines. Comments do not
+// count because a reason that is added is no reason to take another one away. With them it was
+// 70,000 before limits for each user, repair, the scrub and the workers' unit came, which took
+// 2,000; import, export and their verbs took 1,500; names, tables and progress at terminals took
+// 1,100; layers and remote stores, beside their own packages, took 1,600; 2,300 are lines of more
+// than 100 columns that were wrapped.
+const maxProductionLines = 64_550
 
 // travelPackages are what moves builds between machines, most of it in a program of its own.
 var travelPackages = []string{"portable", "remote", "cmd/epcached-remote", "cache/remotes",
 	"cache/layer", "store/layers", "cache/trust",
 	"cmd/epcachectl/internal/remotes", "cmd/epcachectl/internal/modelpackage"}
 
-// maxTravelLines was 6,800 before trust documents with a threshold, which took 1,000, registries,
-// which took 500, and renewal, revoke, gc and the model package, which took 800. Setting
-// remotes aside took 60.
-const maxTravelLines = 9_260
+// maxTravelLines is maxProductionLines for these. Most came with trust documents that need several
+// signatures, registries, renewal, revocation, the collection of remote builds, and the model
+// package.
+const maxTravelLines = 7_800
 
 func TestProductionCodeStaysSmall(t *testing.T) {
 	total, travel := 0, 0
@@ -374,7 +376,12 @@ func TestProductionCodeStaysSmall(t *testing.T) {
 			}
 			text, err := os.ReadFile(filepath.Join(p.Dir, name))
 			require.NoError(t, err)
-			*count += bytes.Count(text, []byte("\n"))
+			for line := range bytes.Lines(text) {
+				line = bytes.TrimSpace(line)
+				if len(line) > 0 && !bytes.HasPrefix(line, []byte("//")) {
+					*count++
+				}
+			}
 		}
 	}
 	t.Logf("%d lines of production code, and %d that move builds between machines", total, travel)
