@@ -197,7 +197,10 @@ func TestEveryWayToChangeIsNoticed(t *testing.T) {
 			r.set("ep", way.paths...)
 			require.Equal(t, "inotify", r.how("ep"))
 
+			// The look after the first event may find the second directory, which has no stamp.
+			r.passing = way.name == "directories that came one by one"
 			r.notices("ep", func() { way.change(r) })
+			r.passing = false
 			require.Equal(t, "inotify", r.how("ep"))
 
 			r.notices("ep", func() { r.write(way.end, "afterwards") })

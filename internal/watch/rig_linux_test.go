@@ -29,8 +29,8 @@ type rig struct {
 
 	openErr error // what opening a notifier answers
 
-	// the last of what a test does leaves all as a look between may have found it: then polling
-	// cannot see it
+	// the last of what a test does leaves all as a look between may have found it: then stamps
+	// cannot show it
 	passing bool
 }
 
