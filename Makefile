@@ -31,6 +31,8 @@ export EPCACHED_MODELS   := $(DEPS)/models
 export EPCACHED_PYTHON   := $(VENV)
 export EPCACHED_PACKAGES := $(DEPS)/light-packages
 export ORT_DISABLE_TELEMETRY := 1
+# numpy starts threads in each of hundreds of processes, and they spin for 70 ms of processor time.
+export OPENBLAS_NUM_THREADS := 1
 # At its end each program that the race detector looks at waits a second for reports that others are
 # about to write: there are dozens of them, and a report takes less.
 export GORACE ?= atexit_sleep_ms=100

@@ -26,10 +26,9 @@ HERE = Path(__file__).parent
 PROJECT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(PROJECT / "testdata")]
 
-from runtimes import RUNTIMES  # noqa: E402
+from runtimes import OWN  # noqa: E402
 
-# One ONNX Runtime a process; the provider packages are found beside it, or in the other directory.
-sys.path[2:2] = [str(path) for path in RUNTIMES if path.name in ("openvino-1.8.1", "qnn-2.7.0")]
+sys.path[2:2] = [str(path) for path in OWN]
 
 from descriptors import open_descriptors  # noqa: E402
 

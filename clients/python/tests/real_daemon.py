@@ -13,7 +13,7 @@ from pathlib import Path
 
 import epcache
 from directories import short_directory
-from runtimes import RUNTIMES
+from runtimes import OWN
 
 BIN = os.environ.get("EPCACHED_BIN", "")
 PATIENCE = (
@@ -28,7 +28,7 @@ def missing() -> str:
     assert (Path(BIN) / "epcached").exists(), f"EPCACHED_BIN: no epcached in {BIN}"
     return (
         ""
-        if RUNTIMES
+        if OWN
         else (
             "EPCACHED_RUNTIMES is not set: the directory with runtimes, see testdata/fetch-runtimes"
         )
@@ -36,7 +36,7 @@ def missing() -> str:
 
 
 class Daemon:
-    """epcached with all runtimes of the tests."""
+    """epcached with the runtimes of this process."""
 
     def __init__(self) -> None:
         self.directory = short_directory("epc")
@@ -46,7 +46,7 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        runtimes = [argument for runtime in RUNTIMES for argument in ("--runtime", str(runtime))]
+        runtimes = [argument for runtime in OWN for argument in ("--runtime", str(runtime))]
         # Otherwise the daemon itself has a lease for a while, to measure a build's gain.
         self.directory.joinpath("config").write_text("[policy]\nmeasure_gain = false\n")
         command = [

@@ -31,7 +31,10 @@ class Daemon:
         # Readable by all, like /var/lib, so that directories below have to protect themselves.
         self._directory.chmod(0o755)
         self._log = open(self._directory / "log", "w+")
-        (self._directory / "epcached.toml").write_text(configuration)
+        # After each compile the daemon would load the source model, to measure the build's gain.
+        (self._directory / "epcached.toml").write_text(
+            f"{configuration}\n[policy]\nmeasure_gain = false\n"
+        )
         named = [argument for runtime in runtimes for argument in ("--runtime", str(runtime))]
         configuration_file = self._directory / "epcached.toml"
         self._command = [

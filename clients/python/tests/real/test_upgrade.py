@@ -252,7 +252,7 @@ def require_told(daemon: Daemon, place: Place, came: list[str]) -> None:
         if all(any(one in text for text in changes) for one in came):
             return
         assert time.monotonic() < until, (came, events)
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def require_right(

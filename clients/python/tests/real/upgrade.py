@@ -218,6 +218,8 @@ class Applications:
         self._said = [
             Path(self._directory.name) / f"said{number}" for number in range(len(self.KINDS))
         ]
+        self._read = [0] * len(self.KINDS)  # characters of each file
+        self._records: list[dict[str, Any]] = []
         # time and cause of each crash
         self.crashes: list[tuple[float, str]] = []
         self._arguments = {
@@ -268,16 +270,13 @@ class Applications:
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the results of all requests so far, in the order of the answers."""
-        lines = [
-            line
-            for said in self._said
-            if said.exists()
-            for line in said.read_text().splitlines(keepends=True)
-        ]
-        return sorted(
-            (json.loads(line) for line in lines if line.endswith("\n")),
-            key=lambda record: record["answered"],
-        )
+        for number, said in enumerate(self._said):
+            new = said.read_text()[self._read[number] :] if said.exists() else ""
+            new = new[: new.rfind("\n") + 1]
+            self._read[number] += len(new)
+            self._records += (json.loads(line) for line in new.splitlines())
+        self._records.sort(key=lambda record: record["answered"])
+        return self._records
 
     def wait(self, what: str, met: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
         """Returns the records as soon as they meet a condition."""
