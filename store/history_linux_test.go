@@ -406,7 +406,7 @@ func (h *history) crash(random *rand.Rand) error {
 	}
 	now := h.now.Add(time.Hour)
 	st, err := store.Open(filepath.Join(root, "state"),
-		options(func() time.Time { return now }, sparse{}))
+		options(func() time.Time { return now }, crashfs.Sparse{}))
 	if err != nil {
 		return fmt.Errorf("it does not open: %w", err)
 	}
@@ -416,12 +416,6 @@ func (h *history) crash(random *rand.Rand) error {
 	}
 	return errors.Join(err, st.Close())
 }
-
-// sparse is the real file system, but reserves no space: that would take a fifth of the time, and
-// the free space of a state that was looked at is of no use.
-type sparse struct{ cas.OS }
-
-func (sparse) Allocate(f *os.File, size int64) error { return f.Truncate(size) }
 
 // compare returns what of a store is not as it was acknowledged.
 func (h *history) compare(st *store.Store) error {

@@ -13,9 +13,16 @@ import (
 // ErrStopped is the error of every step from the one on at which the file system stops.
 var ErrStopped = errors.New("the machine has stopped")
 
+// Sparse is the real file system, but reserves no space: for a store in memory that would take
+// longer than all else that opens it.
+type Sparse struct{ cas.OS }
+
+// Allocate makes f that long.
+func (Sparse) Allocate(f *os.File, size int64) error { return f.Truncate(size) }
+
 // FS is a cas.FS; see the package comment. It is safe for concurrent use.
 type FS struct {
-	cas.OS
+	Sparse
 	root string
 
 	mu    sync.Mutex // guards the fields below, and makes steps atomic
@@ -223,7 +230,7 @@ func (f *FS) Truncate(open *os.File, size int64) error {
 
 // Allocate is a step.
 func (f *FS) Allocate(open *os.File, size int64) error {
-	return do0(f, func() error { return f.OS.Allocate(open, size) })
+	return do0(f, func() error { return f.Sparse.Allocate(open, size) })
 }
 
 // Chmod is a step.
