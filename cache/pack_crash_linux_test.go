@@ -93,7 +93,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 		root := memoryDir(b)
 		require.NoError(b, b.fs.Crash(root, loss, uint64(b.fs.Steps()+i)))
 		after := &bench{TB: b, compiler: b.compiler, state: filepath.Join(root, "state"),
-			runtime: b.runtime}
+			runtime: b.runtime, change: func(o *Options) { o.fs = crashfs.Sparse{} }}
 		after.later.Store(b.later.Load() + int64(time.Hour))
 		after.open()
 		result, err := after.cache.Check(context.Background(), after.self(),
