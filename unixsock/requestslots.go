@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A hit takes a tenth of a millisecond, and to wake another goroutine for it costs a fifth of that.
-// So the goroutine that reads an Acquire answers it, too, and reads on afterwards. Where the answer
-// takes longer, the overseer passes the reading on to a new goroutine: requests that follow on the
-// connection, Cancel among them, wait two of its looks at most.
+// A hit takes a tenth of a millisecond, and waking another goroutine for it would add a fifth.
+// Therefore the goroutine that reads an Acquire also answers it, and continues reading afterwards.
+// If the answer takes longer, the overseer starts another goroutine that reads, so that later
+// requests on the connection, such as Cancel, wait for at most two of its checks.
 
-// overseerInterval is the time between two looks of the overseer. There are none while nothing is
-// answered inline.
+// overseerInterval is the time between two checks of the overseer. It makes none while no request
+// is answered inline.
 const overseerInterval = time.Millisecond
 
 // RestFactor sets how long a slot rests after a request while other users are served too: that many
@@ -128,16 +128,16 @@ func (t *requestSlots) passOnSlow() (busy bool) {
 	return busy
 }
 
-// overseer looks after the connections with a reader that answers: a moment after an answer began,
-// and as long as one is under way. It waits for a timer of the kernel, because to set one wakes no
-// thread, as a timer or a channel of Go does: that took 60 us of a hit that came alone. The kernel
-// wakes the thread that polls the network when the answer has long been sent.
+// overseer supervises the connections whose reader is answering: it checks them an interval after
+// an answer began, and while one is under way. It waits for a timerfd, because setting it wakes no
+// thread; a timer or a channel of Go does, which took 60 us of a single hit. The timer wakes the
+// thread that polls the network only long after the answer was sent.
 type overseer struct {
 	start sync.Once
-	err   error           // the timer could not be made
-	timer *os.File        // a timerfd, which can be read when the overseer is to look
+	err   error           // why the timer could not be made
+	timer *os.File        // a timerfd, which becomes readable when a check is due
 	raw   syscall.RawConn // of timer
-	armed atomic.Bool     // it is to look within the interval
+	armed atomic.Bool     // a check is due within the interval
 }
 
 func (o *overseer) init() error {

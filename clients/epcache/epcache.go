@@ -19,19 +19,21 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// ReportTimeout is how long Load waits for what the daemon makes of a refusal: it may look into the
-// build, and an application that can load the source model should not wait for that for long.
+// ReportTimeout is how long Load waits for the daemon's decision on a report. The daemon may
+// examine the build, and an application that can load the source model should not wait long for
+// that.
 const ReportTimeout = 5 * time.Second
 
-// Lease is a build that is kept as it is until Close.
+// Lease is a build whose files do not change until Close.
 type Lease struct {
 	Reply *wire.AcquireReply // the daemon's answer: outcome, options to load with, why
-	// the view's directory; nil for answers without one: load the model as it is
+	// View is the view's directory, nil for answers without one, with which the application loads
+	// the source model.
 	View *os.File
 }
 
-// Path is the graph's path through the descriptor, which needs no rights on the daemon's
-// directories; empty without a view.
+// Path returns the graph's path through the descriptor, which needs no permissions on the daemon's
+// directories; "" without a view.
 func (l *Lease) Path() string {
 	if l.View == nil {
 		return ""
@@ -39,7 +41,7 @@ func (l *Lease) Path() string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", l.View.Fd(), l.Reply.GetGraph())
 }
 
-// Close ends the lease. Nothing that was made from the build may live any more.
+// Close ends the lease. Release all sessions of the build before.
 func (l *Lease) Close() error {
 	if l.View == nil {
 		return nil
@@ -47,21 +49,21 @@ func (l *Lease) Close() error {
 	return l.View.Close()
 }
 
-// Refusal is what ONNX Runtime has against a build, as an error.
+// Refusal is ONNX Runtime's error for a build.
 type Refusal struct {
 	Code int32  // ONNX Runtime's, OrtErrorCode
-	Text string // its message, whole
+	Text string // its complete message
 }
 
-// Error is ONNX Runtime's text.
+// Error returns ONNX Runtime's text.
 func (r *Refusal) Error() string { return r.Text }
 
-// ortMessage is how ONNX Runtime's bindings spell an error: "[ONNXRuntimeError] : 10 :
-// INVALID_GRAPH : ...".
+// ortMessage matches an error of ONNX Runtime's bindings: "[ONNXRuntimeError] : 10 : INVALID_GRAPH
+// : ...".
 var ortMessage = regexp.MustCompile(`\[ONNXRuntimeError\] : (\d{1,9}) : `)
 
-// ParseRefusal finds a Refusal in an error, or reads one from ONNX Runtime's message. Errors of
-// other origin have none.
+// ParseRefusal finds a Refusal in an error, or reads one from ONNX Runtime's message. It returns
+// false for other errors.
 func ParseRefusal(err error) (*Refusal, bool) {
 	var r *Refusal
 	if err == nil || errors.As(err, &r) {
@@ -78,12 +80,12 @@ func ParseRefusal(err error) (*Refusal, bool) {
 	return &Refusal{Code: int32(code), Text: err.Error()}, true
 }
 
-// RefusedError says that neither a build loaded nor the one that the daemon gave instead. The
-// caller can load the source model.
+// RefusedError says that neither a build nor its replacement from the daemon loaded. The caller can
+// load the source model.
 type RefusedError struct {
-	Build    string              // the last one that was refused
-	Decision []*wire.ReportReply // what the daemon said to each report; nil where it said nothing
-	Errs     []error             // the loads' errors, and what went wrong with asking again
+	Build    string              // the last refused build
+	Decision []*wire.ReportReply // the daemon's decision on each report; nil if it did not answer
+	Errs     []error             // errors of the loads, and of requests for a replacement
 }
 
 // Error names the build, and has the errors of all loads and reports.
@@ -108,10 +110,10 @@ type Request struct {
 	Progress func(*wire.Progress)
 }
 
-// Load acquires a build and has the caller load it. When ONNX Runtime refuses it (see
-// ParseRefusal), Load reports that, and if the daemon says so, calls load again with the daemon's
-// next answer. The caller closes the lease. A refused build is a *RefusedError; other errors of
-// load are returned as they are, and not reported.
+// Load acquires a build and calls load. If ONNX Runtime refuses the build (see ParseRefusal), Load
+// reports that, and if the daemon decides so, calls load again with the daemon's next answer. The
+// caller closes the lease. A refused build is a *RefusedError; other errors of load are returned
+// unchanged, and not reported.
 func Load(ctx context.Context, c *unixsock.Client, r Request,
 	load func(*Lease) error) (*Lease, error) {
 	var refusals RefusedError
@@ -131,7 +133,7 @@ func Load(ctx context.Context, c *unixsock.Client, r Request,
 		refusals.Build, refusals.Errs = reply.GetBuild(), append(refusals.Errs, err)
 		decision := report(ctx, c, r.Acquire.GetRuntime(), reply, refusal)
 		refusals.Decision = append(refusals.Decision, decision)
-		// The lease ends only now, because the daemon looks into the loaded files.
+		// The lease ends only after the report, because the daemon examines the loaded files.
 		if err := lease.Close(); err != nil {
 			return nil, refusals.withCause(err)
 		}
@@ -142,7 +144,7 @@ func Load(ctx context.Context, c *unixsock.Client, r Request,
 	return nil, &refusals
 }
 
-// withCause is an error that came after refusals, or alone.
+// withCause adds an error that followed refusals; without refusals it returns err.
 func (e *RefusedError) withCause(err error) error {
 	if len(e.Errs) == 0 {
 		return err
@@ -151,8 +153,8 @@ func (e *RefusedError) withCause(err error) error {
 	return e
 }
 
-// report gives nil where the daemon does not answer in time: there is nothing that an application
-// could do.
+// report returns nil if the daemon does not answer in time, because the application cannot do
+// anything about it.
 func report(ctx context.Context, c *unixsock.Client, with *wire.Runtime, reply *wire.AcquireReply,
 	refusal *Refusal) *wire.ReportReply {
 	runtime := proto.CloneOf(with)
@@ -170,7 +172,7 @@ func report(ctx context.Context, c *unixsock.Client, with *wire.Runtime, reply *
 	return decision
 }
 
-// truncated is what the daemon keeps of a text. Protobuf takes only valid UTF-8.
+// truncated shortens a text to the part that the daemon keeps, as valid UTF-8 for protobuf.
 func truncated(text string) string {
 	end := min(len(text), unixsock.MaxReportText)
 	for end > 0 && end < len(text) && !utf8.RuneStart(text[end]) {
@@ -180,9 +182,9 @@ func truncated(text string) string {
 }
 
 // Ask connects, calls ask, and closes the connection. If the daemon ends before it has answered,
-// Ask waits up to back for another daemon and asks that, once only, because this very request may
-// be what ends the daemon. An error that the daemon returned, or a breach of the protocol, is the
-// answer. A view that ask got stays valid.
+// Ask waits up to back for another daemon and retries, but only once, because this request may be
+// the reason of the end. It does not retry after an error from the daemon or a violation of the
+// protocol. A view that ask got stays valid.
 func Ask(ctx context.Context, d unixsock.Dialer, back time.Duration,
 	ask func(*unixsock.Client) error,
 	paths ...string) error {

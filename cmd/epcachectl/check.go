@@ -65,7 +65,7 @@ func check(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.C
 	return err
 }
 
-// reportFindings prints what was found, and reports whether it is damage.
+// reportFindings prints the findings, and reports whether any is damage.
 func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 	damaged = slices.ContainsFunc(r.GetFindings(), needsRepair)
 	if a.JSON {
@@ -82,17 +82,18 @@ func reportFindings(a *cli.Call, r *wire.CheckReply) (damaged bool, err error) {
 	return damaged, nil
 }
 
-// needsRepair reports whether a finding is damage that nothing was done about yet. A kind that is
-// not known is damage, because a newer daemon may find more.
+// needsRepair reports whether a finding is damage that is not repaired yet. An unknown kind counts
+// as damage, because a newer daemon may find more kinds.
 func needsRepair(f *wire.Finding) bool {
 	return f.GetKind() != "leftover" && f.GetKind() != "stale view" &&
 		!strings.HasPrefix(f.GetAction(), nothingLeft)
 }
 
-// nothingLeft begins the action for damage that the daemon has dealt with; the reason follows.
+// nothingLeft is the prefix of the action for damage that the daemon has handled; the reason
+// follows.
 const nothingLeft = "none: "
 
-// printStoreFindings prints findings. Unless action is "", it adds what repair did or would do.
+// printStoreFindings prints findings. Unless action is "", it adds the action of repair.
 func printStoreFindings(p *term.Printer, list []*wire.Finding, action string) {
 	for _, f := range list {
 		p.Line("%s %s: %s", term.Printable(f.GetKind()), term.Printable(f.GetObject()),
@@ -108,7 +109,7 @@ func printStoreFindings(p *term.Printer, list []*wire.Finding, action string) {
 	}
 }
 
-// reportSpace prints the account, and reports whether it differs from what the file system says.
+// reportSpace prints the account, and reports whether it differs from the file system.
 func reportSpace(a *cli.Call, r *wire.CheckReply) (differs bool, err error) {
 	all, verdict := int64(0), "is"
 	rows := [][]string{{"WHAT", "FILES", "ON DISK", "ACCOUNTED"}}

@@ -20,8 +20,8 @@ type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCo
 var completesEntries = []string{"show", "why", "rm", "pin", "unpin", "invalidate", "du", "pack",
 	"unpack", "retry", "export", "push"}
 
-// addCompletions gives shells what the arguments and flags of all verbs may be. Where no daemon
-// answers at once they know no builds, and none is started.
+// addCompletions adds completion of the arguments and flags of all verbs. Builds are completed only
+// if a daemon answers at once; none is started.
 func addCompletions(a *cli.Call, cmd *cobra.Command) {
 	for _, verb := range cmd.Commands() {
 		addCompletions(a, verb)
@@ -53,20 +53,20 @@ func addCompletions(a *cli.Call, cmd *cobra.Command) {
 			"fetch", "refresh", "bypass"}, noFiles),
 		"route": cobra.FixedCompletions([]string{"compile_api", "session_options"}, noFiles),
 	} {
-		// which fails where the verb has no such flag
+		// fails if the verb has no such flag
 		_ = cmd.RegisterFlagCompletionFunc(flag, values)
 	}
 }
 
-// storedNames lists names of models with builds and keys of builds, or jobs, as far as they come in
-// time.
+// storedNames lists names of models with builds and keys of builds, or jobs, if the daemon answers
+// in time.
 func storedNames(ctx context.Context, a *cli.Call, jobs bool) (names []string) {
 	a.Wait, a.WaitSet = 0, true
 	c, err := a.Connect(ctx)
 	if err != nil {
 		return nil
 	}
-	defer c.Close() // nothing is asked after this
+	defer c.Close() // no request follows
 	if jobs {
 		reply, _ := unixsock.Ask[wire.JobsReply](ctx, c, &wire.Jobs{}, nil)
 		for _, j := range reply.GetJobs() {

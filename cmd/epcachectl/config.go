@@ -95,7 +95,7 @@ no file, it prints the defaults.` + exit.Help(configCodes...),
 			}
 			fields := s.Fields()
 			for i, f := range fields {
-				// JSON would have a list that is nil as null.
+				// In JSON a nil list would be null.
 				if v := reflect.ValueOf(f.Value); v.Kind() == reflect.Slice && v.IsNil() {
 					fields[i].Value = []string{}
 				}
@@ -105,8 +105,8 @@ no file, it prints the defaults.` + exit.Help(configCodes...),
 	}
 }
 
-// configFile returns the file that is named, or that a daemon reads by itself, and how that daemon
-// reads it.
+// configFile returns the named file, or the one that a daemon reads by default, with the function
+// that reads it.
 func configFile(args []string) (file string, load func(string) (*config.Settings, error)) {
 	if len(args) > 0 {
 		return args[0], config.Load
@@ -126,7 +126,7 @@ func withConfigHint(err error) error {
 	return err
 }
 
-// printConfigErrors prints mistakes as a result: to find them is what was asked for.
+// printConfigErrors prints mistakes as a result, because the verb's purpose is to find them.
 func printConfigErrors(a *cli.Call, file string, warnings config.Errors, err error) error {
 	wrong, is := errors.AsType[config.Errors](err)
 	if !is && err != nil {

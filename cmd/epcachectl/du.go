@@ -22,7 +22,7 @@ import (
 type duModel struct {
 	name, digest string
 	logical, own int64
-	// what several of its builds share counts once: less than theirs together, then
+	// shared counts bytes that several of its builds share once.
 	shared int64
 	builds []*wire.BuildUsage
 }
@@ -91,7 +91,7 @@ func draw(ctx context.Context, a *cli.Call, c *unixsock.Client, entries []string
 	return err
 }
 
-// usage asks for all pages, and prints the models of each as soon as all of their builds are there.
+// usageText reads all pages, and prints each model as soon as all of its builds have arrived.
 func usageText(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Usage) error {
 	out := &usagePrinter{p: a.Print, json: a.JSON, entries: len(request.Entries),
 		array: term.NewArray(a.Print, "  "), table: term.NewColumns(a.Print)}
@@ -125,16 +125,16 @@ func usageText(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wi
 type usagePrinter struct {
 	p         *term.Printer
 	json      bool
-	entries   int // that were named
+	entries   int // number of named entries
 	array     *term.Array
 	table     *term.Columns
-	restBytes *wire.UsageReply // the first page, which alone has the lines below the models
-	current   []duModel        // that are not printed; the builds of the last one are coming
-	builds    uint64           // that came
+	restBytes *wire.UsageReply // the first page, which has the lines below the models
+	current   []duModel        // unprinted models, of which the last is incomplete
+	builds    uint64           // number of builds so far
 	started   bool
 }
 
-// add takes a build; those of a model come one after the other.
+// add adds a build. The builds of a model follow each other.
 func (u *usagePrinter) add(one *wire.BuildUsage) {
 	b, last := one.GetBuild(), len(u.current)-1
 	if last < 0 || u.current[last].digest != b.GetModelDigest() {
@@ -149,7 +149,7 @@ func (u *usagePrinter) add(one *wire.BuildUsage) {
 	u.builds++
 }
 
-// models prints the models that are complete: the last one as well when no build comes any more.
+// models prints the complete models, with all also the last one.
 func (u *usagePrinter) models(all bool) error {
 	list := u.current
 	if !all {
@@ -185,7 +185,7 @@ func (u *usagePrinter) end() error {
 		rest := jsonout.Of(u.restBytes, "users", "eps", "shared", "shared_bytes", "packable_bytes")
 		rest["space"] = spaceOf(u.restBytes.GetSpace())
 		if u.entries > 0 {
-			delete(rest, "packable_bytes") // which the daemon says of all builds only
+			delete(rest, "packable_bytes") // the daemon sends it for all builds only
 		}
 		text, err := jsonout.Indented("", rest)
 		if err == nil {
@@ -272,7 +272,7 @@ func printUsageSums(p *term.Printer, r *wire.UsageReply) {
 	}
 }
 
-// packableLine returns what packing would free, as far as that is known.
+// packableLine says how many bytes packing would free, as far as that is known.
 func packableLine(bytes int64, unknown uint64) string {
 	left := term.Count(unknown, "file") + " not yet compared with others"
 	if unknown == 1 {
@@ -293,7 +293,8 @@ func packableLine(bytes int64, unknown uint64) string {
 	return text + "; " + left
 }
 
-// minSharedBytes is too little in common for a line: graphs of one execution provider are alike.
+// minSharedBytes is the least number of shared bytes that is reported, because all graphs of one
+// execution provider are similar.
 const minSharedBytes = 4 << 10
 
 func spaceLine(s *wire.Space) string {
@@ -316,7 +317,7 @@ func spaceLine(s *wire.Space) string {
 		term.Count(s.GetBuilds(), "build")
 }
 
-// isUserAccount reports whether the account is of the caller's builds alone, as for ordinary users.
+// isUserAccount reports whether the account covers only the caller's builds, as for ordinary users.
 func isUserAccount(s *wire.Space) bool { return usedBytes(s) == 0 && s.GetEntries() == 0 }
 
 func usedBytes(s *wire.Space) int64 {

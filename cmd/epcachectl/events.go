@@ -78,7 +78,7 @@ func sinceMs(at time.Time) int64 {
 	if at.IsZero() {
 		return 0
 	}
-	return max(1, at.UnixMilli()) // 0 would be all
+	return max(1, at.UnixMilli()) // 0 would mean all
 }
 
 func printEvent(a *cli.Call, e *wire.Event) error {
@@ -87,7 +87,7 @@ func printEvent(a *cli.Call, e *wire.Event) error {
 		return nil
 	}
 	a.Print.Clear()
-	// not the printer's: one line for each, and not one document
+	// not the printer's encoder, because each event is one line
 	enc := json.NewEncoder(a.Print.Out)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(jsonout.Of(e))
@@ -105,17 +105,16 @@ func eventLine(p *term.Printer, e *wire.Event) string {
 // subscription has no answer that says when it began.
 const settleTime = 200 * time.Millisecond
 
-// follower prints events as they happen, over restarts of the daemon.
+// follower prints events as they happen, also after restarts of the daemon.
 type follower struct {
 	call  *cli.Call
-	since time.Time // of the next question for what has happened
+	since time.Time // start of the next query for past events
 	limit uint32
 	last  uint64           // sequence of the last event of this connection
-	seen  map[string]int64 // by identity, when it happened
+	seen  map[string]int64 // time of each printed event, by identity
 }
 
-// listen subscribes first and then asks for what has happened, so that nothing falls between the
-// two.
+// listen subscribes first and then lists past events, so that none is missed in between.
 func (f *follower) listen(ctx context.Context, c *unixsock.Client) error {
 	ctx, stop := context.WithCancel(ctx)
 	live := make(chan *wire.Event)
@@ -164,7 +163,7 @@ func (f *follower) catchUp(ctx context.Context, c *unixsock.Client) error {
 	reply, err := unixsock.Ask[wire.EventsReply](ctx, c,
 		&wire.Events{SinceMs: sinceMs(f.since), Limit: f.limit}, nil)
 	if err == nil {
-		f.limit = 0 // of what was there at the start only
+		f.limit = 0 // the limit applies to the first list only
 	}
 	for _, e := range reply.GetEvents() {
 		if err == nil {
@@ -174,8 +173,8 @@ func (f *follower) catchUp(ctx context.Context, c *unixsock.Client) error {
 	return err
 }
 
-// handleEvent prints an event that just happened. Where the numbers have a gap, those between are
-// another user's, or were lost on the way: that is looked up.
+// handleEvent prints a new event. After a gap in the sequence numbers it lists past events, because
+// the missing ones are another user's or were dropped.
 func (f *follower) handleEvent(ctx context.Context, c *unixsock.Client, e *wire.Event) error {
 	missed := e.GetKind() == unixsock.EventMissed
 	if missed || f.last != 0 && e.GetSequence() > f.last+1 {
@@ -191,7 +190,7 @@ func (f *follower) handleEvent(ctx context.Context, c *unixsock.Client, e *wire.
 
 func (f *follower) print(e *wire.Event) error {
 	f.last = max(f.last, e.GetSequence())
-	// It distinguishes the event from others even when the daemon that numbered it is gone.
+	// It identifies the event also after a restart of the daemon, which numbers events again.
 	id := fmt.Sprintf("%d %q", e.GetAtMs(),
 		[]string{e.GetKind(), e.GetRequestKey(), e.GetBuild(), e.GetModel(),
 			e.GetRuntime(), e.GetText()})
@@ -201,7 +200,7 @@ func (f *follower) print(e *wire.Event) error {
 	f.seen[id] = e.GetAtMs()
 	if at := time.UnixMilli(e.GetAtMs()); at.After(f.since) {
 		f.since = at
-		if len(f.seen) >= 4096 { // what is not asked for again
+		if len(f.seen) >= 4096 { // drop those that will not be listed again
 			maps.DeleteFunc(f.seen, func(_ string, at int64) bool {
 				return at < f.since.UnixMilli()
 			})
@@ -210,12 +209,12 @@ func (f *follower) print(e *wire.Event) error {
 	return printEvent(f.call, e)
 }
 
-// sinceForms are the ways to write a time, all of them local where they name no zone.
+// sinceForms are the formats of a time; those without a zone are in local time.
 var sinceForms = []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05",
 	"2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02"}
 
-// parseSince reads a duration before now, a time, a day, or a time of day: the last one that has
-// been.
+// parseSince reads a duration before now, a time, a day, or a time of day, which means its last
+// occurrence.
 func parseSince(text string, now time.Time) (time.Time, error) {
 	if d, err := config.ParseDuration(text); err == nil {
 		return now.Add(-d), nil

@@ -102,7 +102,7 @@ Private builds of other users are left out, also for administrators.` +
 	return cmd
 }
 
-// check reads what is on this side, before the daemon is asked.
+// check reads local files before the daemon is asked.
 func (e *export) check(args []string) (err error) {
 	switch {
 	case e.all == (len(args) > 0):
@@ -143,14 +143,14 @@ func (e *export) check(args []string) (err error) {
 	return nil
 }
 
-// exported is a build in the bundle, as it is reported, and what is said of it.
+// exported is a build in the bundle, with its signed statement.
 type exported struct {
 	build *wire.Build
 	card  *portable.Card
 	says  portable.Predicate
 }
 
-// target names where the builds go.
+// target returns the destination.
 func (e *export) target() string { return cmp.Or(e.to, e.layer, e.modelPackage) }
 
 func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) error {
@@ -205,7 +205,7 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 	return e.report(out)
 }
 
-// addDocuments puts the trust documents that the daemon knows into the bundle.
+// addDocuments adds the daemon's trust documents to the bundle.
 func (e *export) addDocuments(ctx context.Context, c *unixsock.Client) error {
 	reply, err := unixsock.Ask[wire.RemoteTrustReply](ctx, c, &wire.RemoteTrust{}, nil)
 	if err != nil {
@@ -219,7 +219,7 @@ func (e *export) addDocuments(ctx context.Context, c *unixsock.Client) error {
 	return nil
 }
 
-// find returns the builds that are meant, each once.
+// find returns the named builds, each once.
 func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (out []*wire.Build,
 	err error) {
 	seen := make(map[string]bool)
@@ -259,7 +259,8 @@ func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (o
 	return out, err
 }
 
-// open returns the directory that the layout is made in, and what makes of it what --to says.
+// open returns the directory to make the layout in, and a function that converts it to what --to
+// wants.
 func (e *export) open() (dir string, finish func(context.Context) error, remove func(), err error) {
 	keep := func(context.Context) error { return nil }
 	if e.to != "" && e.to != "-" && !strings.HasSuffix(e.to, ".tar") {
@@ -267,7 +268,7 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 	}
 	parent := ""
 	if e.to != "-" {
-		// where there has to be space for it anyway
+		// on the file system that needs the space anyway
 		parent = filepath.Dir(filepath.Clean(e.target()))
 	}
 	if e.to == "" {
@@ -278,7 +279,7 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 	if dir, err = os.MkdirTemp(parent, ".epcachectl-export-"); err != nil {
 		return "", nil, nil, err
 	}
-	remove = func() { _ = os.RemoveAll(dir) } // a copy: what is left of it does no harm
+	remove = func() { _ = os.RemoveAll(dir) } // best effort: it is only a copy
 	if e.to == "" {
 		return dir, keep, remove, nil
 	}
@@ -301,7 +302,7 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 	}, remove, nil
 }
 
-// makeModelPackage makes a model package of the bundle in dir, and returns the builds in it.
+// makeModelPackage makes a model package from the bundle in dir, and returns the builds in it.
 func (e *export) makeModelPackage(ctx context.Context, dir string,
 	builds []exported) (kept []exported, err error) {
 	var all []modelpackage.Build
@@ -319,7 +320,7 @@ func (e *export) makeModelPackage(ctx context.Context, dir string,
 	return kept, modelpackage.Write(ctx, dir, e.modelPackage, all)
 }
 
-// makeLayer makes the layer of the bundle in dir, whose files it verifies.
+// makeLayer makes a layer from the bundle in dir, whose files it verifies.
 func (e *export) makeLayer(ctx context.Context, dir string, builds []exported) error {
 	from, err := portable.Open(ctx, dir)
 	if err != nil {
@@ -342,7 +343,7 @@ func (e *export) makeLayer(ctx context.Context, dir string, builds []exported) e
 	return to.Close()
 }
 
-// add puts one build into the bundle, from a lease on its view.
+// add adds one build to the bundle, from a lease on its view.
 func (e *export) add(ctx context.Context, c *unixsock.Client, b *wire.Build, far func(int64)) (
 	card *portable.Card, says portable.Predicate, err error) {
 	reply, view, err := c.Export(ctx, b.GetBuild())

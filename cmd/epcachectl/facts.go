@@ -51,7 +51,7 @@ compiles.` +
 	}
 }
 
-// target is an execution provider of the machine that builds are for, with its devices.
+// target is an execution provider of the target machine, with its devices.
 type target struct {
 	Name    string `json:"name"`
 	Devices []struct {
@@ -92,22 +92,22 @@ func readFacts(file string) ([]target, error) {
 	return out, nil
 }
 
-// aheadOnly are options that say what a machine without the device compiles for. On the device
-// nothing needs to say it.
+// aheadOnly are options that select the device on a machine without it. On the target machine they
+// are not needed.
 var aheadOnly = []string{"soc_model", "htp_arch"}
 
-// maxFurther bounds the further requests that a build answers.
+// maxFurther bounds the additional requests that a build answers.
 const maxFurther = 8
 
-// requestsFor returns the requests that machines with these devices make where this one made that
-// of the record: for each device, with the options and without those of compiling ahead of time.
+// requestsFor returns the requests of target machines that correspond to the record: for each
+// device, with and without the options in aheadOnly.
 func requestsFor(record []byte, targets []target) (out []portable.Request, err error) {
 	if len(targets) == 0 {
 		return nil, nil
 	}
 	made, err := identity.Decode(record)
 	if err != nil || len(made.EPs) != 1 {
-		return nil, err // which device of each of several is asked for is not known
+		return nil, err // ambiguous with several execution providers
 	}
 	seen := map[portable.Hash]bool{portable.RequestOf(record).Key: true}
 	for _, t := range targets {

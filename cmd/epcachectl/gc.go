@@ -60,7 +60,7 @@ With -n it prints the plan, evicts nothing, and exits as the plan would.` +
 					err = printCollection(a, request.DryRun, reply)
 				}
 				if err == nil && reply.GetShortBytes() > 0 {
-					return exit.Status(exit.Short) // which the last line says
+					return exit.Status(exit.Short) // the last line has the text
 				}
 				return err
 			})

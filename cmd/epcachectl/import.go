@@ -69,7 +69,7 @@ them. Importing again changes nothing.
 	return cmd
 }
 
-// became is what became of one build of a bundle.
+// became is the outcome of one build of a bundle.
 type became struct {
 	name string
 	*wire.ImportReply
@@ -122,7 +122,7 @@ func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) err
 	return im.status(all)
 }
 
-const stdin = "standard input" // in errors
+const stdin = "standard input" // name in errors
 
 func (im *imports) open(ctx context.Context, from string) (*portable.Bundle, error) {
 	if from != "-" {
@@ -150,7 +150,7 @@ func unnamed() (*os.File, error) {
 	return f, nil
 }
 
-// one imports one build: the daemon is asked whether it wants it before a file is unpacked.
+// one imports one build. It asks the daemon whether it wants the build before it unpacks files.
 func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bundle,
 	e *portable.Entry,
 	far func(*wire.Progress)) (*became, error) {
@@ -173,7 +173,7 @@ func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bund
 	if !reply.GetWanted() || im.dryRun {
 		return out, im.pinned(ctx, c, out)
 	}
-	request.Trust = nil // it has them
+	request.Trust = nil // the daemon has them already
 	dir, err := os.MkdirTemp("", "epcachectl-import-")
 	if err != nil {
 		return nil, err
@@ -182,7 +182,7 @@ func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bund
 	var files []*os.File
 	defer func() {
 		for _, f := range files {
-			_ = f.Close() // opened for reading only
+			_ = f.Close() // opened for reading
 		}
 	}()
 	done, total := int64(0), e.Config.Size()
@@ -212,7 +212,7 @@ func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bund
 	return out, im.pinned(ctx, c, out)
 }
 
-// damaged takes it that a build is damaged. Other errors are those of the call.
+// damaged sets the outcome if the error says that the build is damaged, and returns other errors.
 func (o *became) damaged(err error) error {
 	format, is := errors.AsType[*portable.FormatError](err)
 	if !is {
@@ -260,8 +260,8 @@ func (im *imports) report(all []became) error {
 	return nil
 }
 
-// status is the exit status: damage first, then signatures that do not count, then that nothing of
-// the bundle is of use here.
+// status returns the exit status: for damage, otherwise for untrusted signatures, otherwise if no
+// build of the bundle suits this machine.
 func (im *imports) status(all []became) error {
 	hits, distrusted, hints := 0, false, []string(nil)
 	for _, o := range all {

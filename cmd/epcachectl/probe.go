@@ -183,7 +183,7 @@ func sandboxSummary(lines []string) string {
 	var missing []string
 	for _, line := range lines {
 		if name, _, is := strings.Cut(line, ": NOT IN EFFECT: "+
-			""); is { // this system has no means for it
+			""); is { // the system does not support it
 			missing = append(missing, name)
 		}
 	}

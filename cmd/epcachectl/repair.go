@@ -90,9 +90,9 @@ func repair(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.
 	return err
 }
 
-// waitForReopening returns when the daemon has opened its store again, or says how far it is.
+// waitForReopening returns when the daemon has opened its store again, and shows its progress.
 func waitForReopening(ctx context.Context, a *cli.Call, c *unixsock.Client) error {
-	_ = c.Subscribe(ctx, func(*wire.Event) error { return nil }) // ends with the connection
+	_ = c.Subscribe(ctx, func(*wire.Event) error { return nil }) // returns when the connection ends
 	again, err := a.Reconnect(ctx)
 	if err != nil {
 		return err

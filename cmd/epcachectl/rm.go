@@ -74,11 +74,11 @@ With -n it prints what would be removed, and how many bytes that frees.` +
 	return cmd
 }
 
-// confirm asks a person before more than one build is deleted, and never asks a script. The
-// name of a model means all builds of all models with that name, which may be more than expected.
+// confirm asks the user before more than one build is deleted, if there is a terminal. The name of
+// a model matches all builds of all models with that name, which may be more than expected.
 func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove,
 	args []string) error {
-	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // so there is no answer
+	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // without a terminal nobody could answer
 		if request.GetAll() {
 			return exit.Usage(exit.Hint(errors.New("rm --all: no terminal for the confirmation"),
 				"delete without confirmation: epcachectl rm --all --yes"))

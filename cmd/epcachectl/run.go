@@ -22,8 +22,8 @@ type runCall struct {
 	program []string
 }
 
-// sentTolerance separates rounding from another result, such as quantised models have on processors
-// that their kernels saturate on.
+// sentTolerance separates rounding errors from wrong results, such as those of quantised models on
+// processors whose kernels saturate.
 const sentTolerance = 0.01
 
 func newRun(a *cli.Call) *cobra.Command {
@@ -64,7 +64,7 @@ If PROGRAM could not be started:` +
 		},
 	}
 	f := cmd.Flags()
-	f.SetInterspersed(false) // the arguments behind the program are the program's
+	f.SetInterspersed(false) // arguments after the program belong to the program
 	f.Var(cli.EachValue(r.request.AddEP, "EP[:DEVICE]"), "ep", "execution provider for sessions "+
 		"that request the CPU, such as OpenVINOExecutionProvider:CPU; repeatable, in order of "+
 		"preference")
@@ -103,7 +103,7 @@ func (r *runCall) run() error {
 		return exit.WithOperation("run", path, err)
 	}
 	if err := r.summarise(log); err != nil {
-		// and yet the program's own status counts
+		// only printed, because the program's own status counts
 		r.Print.Failure(exit.WithOperation("run", path, err))
 	}
 	status.Repeat()

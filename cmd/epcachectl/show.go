@@ -188,12 +188,12 @@ func judgement(p *term.Printer, b *wire.Build) string {
 	return text + term.WithPrefix(": ", b.GetCompatibilityReason())
 }
 
-// verdict spells ONNX Runtime's words as people do.
+// verdict spells ONNX Runtime's verdicts with spaces.
 func verdict(word string) string {
 	return term.Printable(strings.ReplaceAll(word, "_", " "))
 }
 
-// gain compares the processor time of loading the compiled form with that of its source.
+// gain compares the processor time of loading the build with that of its source.
 func gain(b *wire.Build) string {
 	load, source := b.GetLoadSeconds(), b.GetSourceLoadSeconds()
 	switch {
@@ -206,7 +206,7 @@ func gain(b *wire.Build) string {
 	return "loads in " + loadTime(load) + " of processor time, the source in " + loadTime(source)
 }
 
-// loadTime has the same unit for both sides, so that they compare at a glance.
+// loadTime uses the same unit for both times, so that they are easy to compare.
 func loadTime(s float64) string {
 	if s < 0.01 {
 		return fmt.Sprintf("%.4f s", s)
@@ -295,7 +295,7 @@ func holderText(t *wire.NamedRange, l *wire.LayoutReply, f *wire.FileLayout) str
 	return fmt.Sprintf("%s at %d", text, t.GetFrom())
 }
 
-// percent is a part of a whole, "-" for none; all is said of nothing less.
+// percent returns a part in per cent, "-" for none. It returns "100 %" only for the whole.
 func percent(part, all int64) string {
 	switch {
 	case part <= 0 || all <= 0:

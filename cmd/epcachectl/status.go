@@ -151,7 +151,7 @@ func spaceDetails(s *wire.Space) string {
 	return strings.Join(parts, ", ")
 }
 
-// watchStatus goes on until the context ends.
+// watchStatus prints the status repeatedly until the context ends.
 func watchStatus(ctx context.Context, a *cli.Call, every time.Duration) error {
 	return a.AcrossRestarts(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		tick := time.NewTicker(every)
@@ -173,7 +173,7 @@ func watchStatus(ctx context.Context, a *cli.Call, every time.Duration) error {
 	}, func() {})
 }
 
-// redrawStatus takes a terminal's screen, and puts an empty line between two anywhere else.
+// redrawStatus redraws the screen of a terminal; elsewhere it prints an empty line in between.
 func redrawStatus(a *cli.Call, s *wire.StatusReply, h *wire.HelloReply, first bool) error {
 	if a.JSON {
 		return json.NewEncoder(a.Print.Out).Encode(statusOf(s, h))

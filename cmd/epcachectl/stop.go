@@ -14,7 +14,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// restartHints says what starts a daemon again, by how it was started.
+// restartHints says how to start a daemon again, by how it was started.
 var restartHints = map[string]string{
 	"socket": "systemd restarts it when a program connects; to keep it stopped: systemctl stop " +
 		"epcached.socket epcached.service",

@@ -76,7 +76,7 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 		e, err := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: entry}, nil)
 		if path, wrong := filepath.Abs(arg); wrong == nil && entry != arg &&
 			errors.Is(err, unixsock.ErrNotFound) {
-			// The history of removed builds has the names of models, and not their digests.
+			// By name, because the history of removed builds has no digests of models.
 			name := modelname.Of(path, filepath.Base(path))
 			past, _ := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: name}, nil)
 			if past.GetDecision() == "gone" {
@@ -119,7 +119,7 @@ func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
 	}
 	decision, known := decisionTexts[e.GetDecision()]
 	switch {
-	case !known: // by this program, and by a daemon that knows more
+	case !known: // unknown to this program, but not to a newer daemon
 		return exit.Status(exit.Failed)
 	case decision.code != exit.Done:
 		return exit.Status(decision.code)
@@ -127,7 +127,7 @@ func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {
 	return nil
 }
 
-// decisionTexts are the sentence that says it all, and an exit code that scripts can branch on.
+// decisionTexts has for each decision a sentence, and an exit code for scripts.
 var decisionTexts = map[string]struct {
 	sentence string
 	code     int
@@ -175,7 +175,7 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 	}
 	for i, line := range e.GetRemotes() {
 		if i == 0 && e.GetDecision() == "hit" {
-			break // none is asked
+			break // no remotes
 		}
 		p.Line("  %s", term.Printable(line))
 	}
@@ -247,7 +247,7 @@ func printRecord(p *term.Printer, record string) error {
 	return nil
 }
 
-// eachLeaf names the leaves of a record as differences do:
+// eachLeaf calls leaf for the leaves of a record, with names as in differences:
 // "execution_providers[0].options.precision".
 func eachLeaf(path string, v any, leaf func(field, value string)) {
 	switch v := v.(type) {
@@ -262,7 +262,7 @@ func eachLeaf(path string, v any, leaf func(field, value string)) {
 	case string:
 		leaf(path, v)
 	default:
-		text, _ := json.Marshal(v) // numbers and truths always have a form
+		text, _ := json.Marshal(v) // cannot fail for numbers and booleans
 		leaf(path, string(text))
 	}
 }

@@ -1,5 +1,5 @@
-// Package apierr has the errors that clients get: a class that says what they can do, a text, a
-// hint, and facts for programs.
+// Package apierr has the errors for clients: a class that says what they can do, a text, a hint,
+// and facts for programs.
 //
 // An *Error is made where the object and the cause are known, and names each once. Class, text,
 // hint and facts cross the socket; the wrapped cause, for errors.Is and errors.As, does not. Errors
@@ -35,7 +35,7 @@ const (
 // Error says why a request failed.
 type Error struct {
 	Class Class
-	Text  string            // object and cause, for people
+	Text  string            // object and cause, for users
 	Hint  string            // what to do, may be empty
 	Facts map[string]string // for programs
 	Err   error             // the cause, may be nil
@@ -61,7 +61,7 @@ func (e *Error) WithHint(format string, args ...any) *Error {
 	return e
 }
 
-// WithFact adds a fact, and gives the error itself.
+// WithFact adds a fact, and returns the error itself.
 func (e *Error) WithFact(key, value string) *Error {
 	if e.Facts == nil {
 		e.Facts = make(map[string]string)

@@ -1,5 +1,4 @@
-// Package bytesize reads and writes numbers of bytes as people do: "500MiB", "1.5 GiB". Programs
-// pass on the number itself.
+// Package bytesize reads and writes numbers of bytes for users: "500MiB", "1.5 GiB".
 package bytesize
 
 import (
@@ -23,8 +22,8 @@ func Text(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
 }
 
-// Parse reads a number of bytes, or one with KiB, MiB and so on to EiB behind it; ok is false where
-// it is none, or more than fits.
+// Parse reads a number of bytes, or one followed by a unit from KiB to EiB. ok is false if the text
+// is invalid or the number too large.
 func Parse(text string) (n int64, ok bool) {
 	digits, unit := text, 1.0
 	for i := range len(units) {

@@ -2,8 +2,8 @@
 // since.
 //
 // A model belongs to an application, which may write to it at any time, by descriptor or through a
-// mapping. A stamp (size, times, inode) shows that on file systems with times that can be believed,
-// once dirty pages were written back, and for files that were left alone for a while before.
+// mapping. A stamp (size, times, inode) shows that if the file system has reliable times, dirty
+// pages were written back, and the file had not changed for a while before.
 //
 // A Watched is for one goroutine. Start reading at Watch.
 package filestamp
@@ -20,18 +20,17 @@ import (
 	"github.com/epcached/epcached/cas"
 )
 
-// Watched are files while they are read, with what reports whether anything moved meanwhile.
+// Watched are files that are being read, with their stamps from before.
 type Watched struct {
-	began     time.Time // before the first file was looked at
+	began     time.Time // before the first stamp
 	files     []*os.File
 	stamps    []cas.Stamp
 	writeBack bool // the files are written back before each stamp
 }
 
-// Watch begins to watch files. reliable: they are on file systems with times that count. The files
-// are written back only where their stamps may be believed, because that can take as long as
-// reading them. For others Unchanged reports what moved a time, and misses stores through a
-// mapping.
+// Watch begins to watch files. reliable says that their file systems have reliable times. Files are
+// written back only if their stamps can be trusted, because that may take as long as reading them.
+// For others Unchanged only notices changes of times, and misses stores through a mapping.
 func Watch(files []*os.File, began time.Time, reliable bool) (*Watched, error) {
 	w := &Watched{files: files, began: began}
 	var err error
@@ -50,9 +49,8 @@ func (w *Watched) stamp() ([]cas.Stamp, error) {
 	var stamps []cas.Stamp
 	for _, f := range w.files {
 		if w.writeBack {
-			// A store through a dirty mapping changes no time until it is written back. Writing
-			// back write-protects the pages, so that every later store faults and moves the times
-			// that we compare.
+			// A store through a mapping to a dirty page changes no time. Writing back
+			// write-protects the pages, so that every later store faults and changes the times.
 			if err := WriteBack(f); err != nil {
 				return nil, err
 			}
@@ -66,7 +64,7 @@ func (w *Watched) stamp() ([]cas.Stamp, error) {
 	return stamps, nil
 }
 
-// Unchanged returns what moved since Watch, nil: nothing did.
+// Unchanged returns an error if a file has changed since Watch.
 func (w *Watched) Unchanged() error {
 	now, err := w.stamp()
 	if err != nil {
@@ -80,18 +78,17 @@ func (w *Watched) Unchanged() error {
 	return nil
 }
 
-// Reliable reports whether equal stamps prove equal bytes from now on: the times of the file
-// systems count, and every file had been left alone for a while when the reading began. A time in
-// the future is never believed. The beginning counts because a page that was dirtied between the
-// writing back and the stamp can be stored to again without a trace, however long the hashing
-// takes.
+// Reliable reports whether equal stamps prove equal bytes from now on: the file systems have
+// reliable times, and no file had changed for a while before the reading began. Times in the future
+// are not trusted. The beginning of reading counts, and not its end, because a page that was
+// dirtied between the writing back and the stamp can be changed again without a trace.
 func (w *Watched) Reliable() bool { return w.writeBack && LeftAlone(w.began, w.stamps...) }
 
-// quietTime is how long a file must have been left alone before its times are believed, because a
+// quietTime is how long a file must have been unchanged before its times are trusted, because a
 // file system's clock may tick slowly, and two changes within one tick look like one.
 const quietTime = 2 * time.Second
 
-// LeftAlone reports whether files with these stamps had been left alone for a while at a time.
+// LeftAlone reports whether files with these stamps had been unchanged for quietTime at a time.
 func LeftAlone(at time.Time, stamps ...cas.Stamp) bool {
 	limit := at.Add(-quietTime).UnixNano()
 	return !slices.ContainsFunc(stamps, func(s cas.Stamp) bool {
@@ -101,7 +98,7 @@ func LeftAlone(at time.Time, stamps ...cas.Stamp) bool {
 
 // The file systems on which unchanged times mean unchanged content, when mounted writable. Images
 // (erofs, squashfs) may carry equal times and inode numbers for different files; overlay, tmpfs,
-// FUSE and network file systems make no promise that would do.
+// FUSE and network file systems do not guarantee it.
 var reliable = map[int64]bool{
 	0xef53:     true, // ext4
 	0x58465342: true, // XFS
@@ -109,7 +106,7 @@ var reliable = map[int64]bool{
 	0xf2f52010: true, // f2fs
 }
 
-// FileSystem returns the id of an open file's file system, and whether its times may be believed.
+// FileSystem returns the id of an open file's file system, and whether its times are reliable.
 func FileSystem(fd int) ([8]byte, bool) {
 	var id [8]byte
 	var st unix.Statfs_t
@@ -124,12 +121,12 @@ func FileSystem(fd int) ([8]byte, bool) {
 	return id, true
 }
 
-// WriteBack writes back what is dirty, so that later stores through a mapping move the file's
+// WriteBack writes back dirty pages, so that later stores through a mapping change the file's
 // times.
 func WriteBack(f *os.File) error {
 	err := unix.Fdatasync(int(f.Fd()))
 	if err == unix.EINVAL || err == unix.EROFS {
-		// a file system that has nothing to write back; its times are not believed anyway
+		// a file system without write-back; its times are not trusted anyway
 		return nil
 	}
 	return err

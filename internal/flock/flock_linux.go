@@ -1,7 +1,7 @@
 // Package flock locks open files and directories among processes. A lock belongs to the open file,
-// wherever its descriptor was sent, and ends with the last of these descriptors. The daemon has its
-// state directory by an exclusive lock, and clients hold views by leases. The package keeps nothing
-// in memory, and any number of goroutines may use it.
+// also when its descriptor was sent to other processes, and ends with the last descriptor. The
+// daemon locks its state directory exclusively, and clients have leases on views. The package is
+// safe for concurrent use.
 package flock
 
 import (
@@ -26,8 +26,8 @@ func try(f *os.File, how int) (bool, error) {
 }
 
 // Lease takes a lease on the open directory. It is a read lock of fcntl and not one of flock,
-// because any holder of the descriptor could make that one exclusive, and keep others from the
-// directory. A write lock needs a descriptor that writes, which no directory has.
+// because any holder of the descriptor could make a flock exclusive, and block others. A write lock
+// needs a descriptor that writes, which no directory has.
 func Lease(dir *os.File) error {
 	_, err := fcntl(dir, unix.F_OFD_SETLK, unix.F_RDLCK)
 	if err == unix.EINVAL { // a kernel without these locks
@@ -36,8 +36,8 @@ func Lease(dir *os.File) error {
 	return err
 }
 
-// Leased reports whether another open file has a lease on the directory, or a lock of flock, which
-// is the lease that earlier versions gave.
+// Leased reports whether another open file has a lease on the directory, or a flock, which earlier
+// versions used as the lease.
 func Leased(dir *os.File) (bool, error) {
 	if found, err := fcntl(dir, unix.F_OFD_GETLK, unix.F_WRLCK); err == nil &&
 		found != unix.F_UNLCK {
@@ -48,7 +48,7 @@ func Leased(dir *os.File) (bool, error) {
 }
 
 func fcntl(f *os.File, how int, kind int16) (found int16, err error) {
-	lock := unix.Flock_t{Type: kind} // of all bytes, for ever
+	lock := unix.Flock_t{Type: kind} // of all bytes
 	err = unix.FcntlFlock(f.Fd(), how, &lock)
 	return lock.Type, err
 }

@@ -1,5 +1,5 @@
 // Package keyed has a lock and a single-flight for each of many keys, and slots for work of one
-// kind. Callers wait no longer than their contexts last.
+// kind. Callers wait at most until their contexts end.
 package keyed
 
 import (
@@ -25,24 +25,24 @@ func (s Slots) Take(ctx context.Context) (leave func(), err error) {
 }
 
 // Shares bounds how many callers do the same kind of work at a time, in all and for each key, so
-// that the callers of one key never have all slots. Of those that wait, the key with the fewest
-// slots comes next.
+// that the callers of one key never have all slots. A free slot goes to the waiting key with the
+// fewest slots.
 type Shares[K comparable] struct {
-	// Rest returns how long a slot rests before the next caller of a key has it, after it was held
-	// for so long and so many callers of that key wait; nil: not at all. It is set before Take is
+	// Rest returns how long a slot rests before the next caller gets it, after a caller held it for
+	// held while waiting callers of the same key wait; nil: not at all. Set it before Take is
 	// called.
 	Rest func(held time.Duration, waiting int) time.Duration
 
 	all, each int
 
-	mu    sync.Mutex // guards what follows; never held while waiting
+	mu    sync.Mutex // guards the fields below; never held while waiting
 	inUse int
 	keys  map[K]*share
 }
 
 type share struct {
 	inUse   int
-	waiting []chan struct{} // first in, first out; closed when its slot is there
+	waiting []chan struct{} // first in, first out; closed when the caller gets a slot
 }
 
 // NewShares returns shares of all slots, at most each of them for one key.
@@ -176,14 +176,13 @@ func (l *Locks[K]) unlock(key K, one *lock) {
 	}
 }
 
-// Group runs one call at a time for each key, and gives its result to all callers that come
-// meanwhile. A call goes on when its callers leave, because others may have joined, and has a
-// context of its own. The zero value is ready for use.
+// Group runs one call at a time for each key, and returns its result to all callers that arrive in
+// the meantime (single-flight). A call has its own context, and continues when its callers leave,
+// because others may have joined. The zero value is ready for use.
 type Group[V any] struct{ calls singleflight.Group }
 
-// Do returns the result of do, or of the call for the key that runs already. Start runs the
-// function that it is given on a goroutine of its own, with the context of the call; it must not
-// block.
+// Do returns the result of do, or of the running call for the key. start runs a function on a
+// goroutine of its own, with the context of the call, and must not block.
 func (g *Group[V]) Do(ctx context.Context, start func(func(context.Context)), key string,
 	do func(context.Context) (V, error)) (value V, err error) {
 	called := g.calls.DoChan(key, func() (any, error) {

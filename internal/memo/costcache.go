@@ -2,11 +2,12 @@ package memo
 
 import "sync"
 
-// CostCache keeps values up to a total cost, and drops any others. It is safe for concurrent use.
+// CostCache is a cache of values up to a total cost, beyond which it drops random ones. It is safe
+// for concurrent use.
 type CostCache[K comparable, V any] struct {
 	limit int
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	cost    int
 	drops   uint64 // see Fill
 	entries map[K]costEntry[V]
@@ -22,7 +23,7 @@ func NewCostCache[K comparable, V any](limit int) *CostCache[K, V] {
 	return &CostCache[K, V]{limit: limit, entries: make(map[K]costEntry[V])}
 }
 
-// Get returns a value. If there is none, it may be read elsewhere: drops is for Fill then.
+// Get returns a value. If there is none, the caller may read it elsewhere and pass drops to Fill.
 func (c *CostCache[K, V]) Get(k K) (v V, drops uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -30,8 +31,8 @@ func (c *CostCache[K, V]) Get(k K) (v V, drops uint64, ok bool) {
 	return one.value, c.drops, ok
 }
 
-// Fill puts in what was read elsewhere since Get, unless the key has a newer value by now, or
-// something was dropped meanwhile: then the value may be of before the drop.
+// Fill adds a value that was read elsewhere since Get, unless the key has a newer value, or any
+// value was dropped in the meantime, because then this one may be older than the drop.
 func (c *CostCache[K, V]) Fill(drops uint64, k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -40,14 +41,12 @@ func (c *CostCache[K, V]) Fill(drops uint64, k K, v V, cost int) {
 	}
 }
 
-// Set puts in a new value.
 func (c *CostCache[K, V]) Set(k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.put(k, v, cost)
 }
 
-// Drop forgets a value.
 func (c *CostCache[K, V]) Drop(k K) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,7 +58,7 @@ func (c *CostCache[K, V]) put(k K, v V, cost int) {
 	c.remove(k)
 	c.entries[k] = costEntry[V]{v, cost}
 	c.cost += cost
-	for other := range c.entries { // any one: Go's order is as good as random
+	for other := range c.entries { // a random one, because Go's order is random
 		if c.cost <= c.limit {
 			return
 		}

@@ -1,6 +1,5 @@
-// Package memo remembers what was found out: in bounded tables in memory, and in a book that
-// outlives the process. Facts about files are kept under the stamps of the files, so that a changed
-// file has none.
+// Package memo remembers facts: in bounded tables in memory, and in a persistent Book. Facts about
+// files are stored under the stamps of the files, so that they are not found after a change.
 //
 // Tables are safe for concurrent use.
 package memo
@@ -18,8 +17,8 @@ import (
 	"github.com/epcached/epcached/internal/filestamp"
 )
 
-// Table keeps a bounded number of things in memory. Past the bound all are forgotten, and found out
-// again as they are needed. The zero value is ready for use.
+// Table keeps a bounded number of values in memory. Beyond the bound it drops all of them. The zero
+// value is ready for use.
 type Table[K comparable, V any] struct {
 	mu    sync.Mutex
 	known map[K]V // guarded by mu
@@ -33,7 +32,7 @@ func (m *Table[K, V]) Load(key K) (value V, ok bool) {
 	return value, ok
 }
 
-// Save keeps a value, one of at most so many.
+// Save stores a value in a table of at most most values.
 func (m *Table[K, V]) Save(key K, value V, most int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -43,13 +42,13 @@ func (m *Table[K, V]) Save(key K, value V, most int) {
 	m.known[key] = value
 }
 
-// Fact is what was found out once.
+// Fact is a remembered fact.
 type Fact struct {
 	Value any
-	Until time.Time // zero: for good
+	Until time.Time // zero: permanent
 }
 
-// ValueAt returns the value, nil if it does not hold any more.
+// ValueAt returns the value, nil if it has expired.
 func (f Fact) ValueAt(at time.Time) any {
 	if !f.Until.IsZero() && !at.Before(f.Until) {
 		return nil
@@ -57,19 +56,19 @@ func (f Fact) ValueAt(at time.Time) any {
 	return f.Value
 }
 
-// GenerationKey is a key of what was found out under a generation of the settings, for that alone.
+// GenerationKey is a key of facts that are valid for one generation of the settings.
 type GenerationKey[K comparable] struct {
 	Generation uint64
 	Key        K
 }
 
-// Book keeps what is remembered over restarts. *index.Memos does.
+// Book stores memos over restarts. *index.Memos implements it.
 type Book interface {
 	Get(key []byte) ([]byte, bool)
 	Save(key, value []byte) error
 }
 
-// Recall returns what Save kept under the key.
+// Recall returns the value that Save stored under the key.
 func Recall[T any](book Book, key string) (v T, ok bool) {
 	raw, ok := book.Get([]byte(key))
 	if !ok || json.Unmarshal(raw, &v) != nil {
@@ -87,11 +86,11 @@ func Save(book Book, key string, v any) error {
 	return book.Save([]byte(key), raw)
 }
 
-// ID is the digest of everything that must be unchanged for a remembered fact about files to hold:
-// the user that showed them, the file systems, and the stamps of all files.
+// ID is the digest of everything that must be unchanged for a remembered fact about files to be
+// valid: the user that showed them, the file systems, and the stamps of all files.
 type ID [32]byte
 
-// FileKey returns the key of one file, and whether the times of its file system can be believed.
+// FileKey returns the key of one file, and whether the times of its file system are reliable.
 func FileKey(uid uint32, f *os.File) (ID, bool) {
 	fsid, ok := filestamp.FileSystem(int(f.Fd()))
 	if !ok {

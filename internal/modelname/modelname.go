@@ -1,4 +1,4 @@
-// Package modelname gives models the names that people know them by.
+// Package modelname makes the names of models that users know.
 package modelname
 
 import (
@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// MaxPath is how many bytes of a path a client sends at most, as long as a path may be.
+// MaxPath is the longest path of a model that a client sends, which is the system's limit.
 const MaxPath = 4 << 10
 
-// Of returns the name by which people know the model at a path: in a cache of a model hub the
-// model's id, with the file where the model has several; elsewhere the last directory and the file.
-// Directories that say nothing, such as "onnx" and the numbers of versions, are joined by the one
-// above them. A model without a path has the name that its client sent.
+// Of returns the name of the model at a path. In the cache of a model hub it is the model's id,
+// with the file if the model has several; elsewhere the last directory and the file. If that
+// directory has a common name, such as "onnx" or a version number, its parent is included. A model
+// without a path has the name that its client sent.
 func Of(file, name string) string {
 	if file == "" {
 		return name

@@ -7,13 +7,13 @@ import (
 	"sync"
 )
 
-// Do calls do for each of 0 to n-1, in that order, on all cores. Each core has a worker of
-// its own, which begin makes. The first error, or that of the context, ends it. end, which may be
-// nil, is called with each worker when that is done, one at a time.
+// Do calls do for each of 0 to n-1, in that order, on all cores. Each core has its own worker, made
+// by begin. It stops at the first error, or when the context ends. end, which may be nil, is called
+// with each worker at the end, one at a time.
 func Do[W any](ctx context.Context, n int, begin func() W, do func(W, int) error,
 	end func(W)) error {
 	var (
-		mu    sync.Mutex // guards next and first, and is held by end
+		mu    sync.Mutex // guards next and first; held during end
 		next  int
 		first error
 		wg    sync.WaitGroup

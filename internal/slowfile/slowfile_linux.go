@@ -18,9 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stat returns what the kernel knows of an open file, and whether its file system may never answer:
-// unless it has a block device, or the attributes that drivers of local file systems report (btrfs,
-// tmpfs, ZFS, and an overlay of such). FUSE and network file systems have neither.
+// Stat returns the kernel's attributes of an open file, and whether its file system may never
+// answer. It may, unless it has a block device, or the attributes that drivers of local file
+// systems report (btrfs, tmpfs, ZFS, and an overlay of such). FUSE and network file systems have
+// neither.
 func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
 	const flags = unix.AT_EMPTY_PATH | unix.AT_STATX_DONT_SYNC
 	if err := unix.Statx(fd, "", flags, unix.STATX_BASIC_STATS, &st); err != nil {
@@ -30,7 +31,7 @@ func Stat(fd int) (st unix.Statx_t, slow bool, err error) {
 	if st.Dev_major != 0 || st.Attributes_mask&reported != 0 {
 		return st, false, nil
 	}
-	// of memory, where the kernel is before 6.0
+	// Memory files, on kernels before 6.0.
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	return st, err != nil, nil
 }
@@ -47,7 +48,7 @@ func Main(limit string) int {
 	most, err := strconv.ParseInt(limit, 10, 64)
 	if err == nil {
 		var n int64
-		// With pread: the client shares the offset.
+		// With pread, because the client shares the offset.
 		n, err = io.Copy(os.Stdout, io.NewSectionReader(os.Stdin, 0, most+1))
 		if err == nil && n > most {
 			err = fmt.Errorf("it has more than the %d bytes that its file system reports", most)
@@ -57,7 +58,7 @@ func Main(limit string) int {
 		return 0
 	}
 	if path, is := errors.AsType[*os.PathError](err); is {
-		err = path.Err // the names are those of standard input and output
+		err = path.Err // the path is only that of standard input or output
 	}
 	fmt.Fprintln(os.Stderr, err)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {

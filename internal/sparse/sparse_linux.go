@@ -11,8 +11,8 @@ import (
 )
 
 // Copy makes the file at path, and its directory, from the first size bytes of a file. It clones
-// them where the file system can, and otherwise reads them through from and leaves holes as holes.
-// A file that is shorter is io.ErrUnexpectedEOF.
+// them if the file system can, and otherwise reads them through from and keeps holes. It fails with
+// io.ErrUnexpectedEOF if the file is shorter.
 func Copy(from io.ReaderAt, file *os.File, path string, size int64) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -28,7 +28,7 @@ func fill(from io.ReaderAt, file, to *os.File, size int64) error {
 	if unix.IoctlFileClone(int(to.Fd()), int(file.Fd())) == nil {
 		info, err := to.Stat()
 		if err == nil && info.Size() != size {
-			err = io.ErrUnexpectedEOF // or longer by now: it changed
+			err = io.ErrUnexpectedEOF // or longer, so it changed
 		}
 		return err
 	}
@@ -41,7 +41,7 @@ func fill(from io.ReaderAt, file, to *os.File, size int64) error {
 			return &os.PathError{Op: "seek", Path: file.Name(), Err: err}
 		}
 		if begin >= size {
-			return nil // it has grown, behind a hole: the stamps will differ
+			return nil // it has grown after a hole, so the stamps will differ
 		}
 		n, err := io.Copy(io.NewOffsetWriter(to, begin),
 			io.NewSectionReader(from, begin, end-begin))
@@ -62,15 +62,15 @@ func Dense(f *os.File, size int64) bool {
 	return err == nil && begin == 0 && end >= size
 }
 
-// nextData finds the next run of data from an offset. It moves the file's offset, which a client
-// that shares it may not rely on: clients use pread or mappings.
+// nextData finds the next run of data from an offset. It moves the file's offset, which clients
+// must not rely on; they use pread or mappings.
 func nextData(fd int, at, size int64) (begin, end int64, err error) {
 	begin, err = unix.Seek(fd, at, unix.SEEK_DATA)
 	switch {
 	case err == unix.ENXIO:
 		return size, size, nil // only a hole is left
 	case err == unix.EINVAL:
-		return at, size, nil // a file system that knows of no holes
+		return at, size, nil // a file system without SEEK_DATA
 	case err != nil:
 		return 0, 0, err
 	}

@@ -3,8 +3,8 @@ package suggest
 
 import "iter"
 
-// Closest returns the known name that is at most two letters away and not another word altogether,
-// "" if there is none; of equally near ones the first in the order of the alphabet.
+// Closest returns the known name at an edit distance of at most two that is not too different for
+// its length, "" if there is none. Of equally near ones it returns the alphabetically first.
 func Closest(name string, known iter.Seq[string]) string {
 	best, least := "", 0
 	for k := range known {
@@ -16,8 +16,8 @@ func Closest(name string, known iter.Seq[string]) string {
 	return best
 }
 
-// distance counts the letters that must be added, left out, replaced or swapped with their
-// neighbour to make b of a. Long names are of no interest.
+// distance returns the edit distance: the letters that must be added, removed, replaced or swapped
+// with their neighbour to turn a into b. It does not compare long names.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

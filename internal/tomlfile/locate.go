@@ -8,15 +8,15 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// locator finds the places of keys and values, by the parser's expressions, which have no values.
+// locator finds the positions of keys and values in the parser's expressions.
 type locator struct {
 	*Document
 	starts []int          // offset of each line
-	last   map[string]int // by place of an array of tables: the index of the table that is open
+	last   map[string]int // by path of an array of tables: the index of its last table
 }
 
-// locate fills a document's places. It ignores text that is no TOML, because the decoder reports it
-// better.
+// locate sets a document's positions. It ignores invalid TOML, because the decoder has better
+// messages.
 func locate(d *Document, text []byte) *Error {
 	l := &locator{d, []int{0}, map[string]int{}}
 	for i, b := range text {
@@ -63,8 +63,8 @@ func (l *locator) keyValue(prefix []string, e *unstable.Node) *Error {
 	return l.value(path, e.Value())
 }
 
-// keys returns the path of an expression inside its table, and where its last key is, and notes its
-// position. A name of an array of tables leads to its last table.
+// keys returns the path of an expression inside its table, and the position of its last key, which
+// it also records. A name of an array of tables leads to its last table.
 func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Position,
 	wrong *Error) {
 	path = slices.Clone(prefix)
@@ -76,14 +76,14 @@ func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Pos
 		if at = l.position(it.Node()); len(path) > maxDepth {
 			return nil, at, l.tooDeep(at)
 		}
-		if _, again := l.positions[pathKey(path)]; !again { // else a table that is opened again
+		if _, again := l.positions[pathKey(path)]; !again { // otherwise the table was opened before
 			l.positions[pathKey(path)] = at
 		}
 	}
 	return path, at, nil
 }
 
-// value records where the elements of arrays, and of tables in a line, are.
+// value records the positions of the elements of arrays and inline tables.
 func (l *locator) value(path []string, v *unstable.Node) *Error {
 	if v.Kind != unstable.Array && v.Kind != unstable.InlineTable {
 		return nil

@@ -1,5 +1,5 @@
-// Package ttlcache is a cache of facts: it finds out each once for all callers, and remembers it
-// for some minutes, so that a thousand questions start no more work than one.
+// Package ttlcache is a cache of facts with expiry. It finds out each fact once for all concurrent
+// callers, and remembers it for some minutes.
 package ttlcache
 
 import (
@@ -10,11 +10,11 @@ import (
 	"github.com/epcached/epcached/internal/memo"
 )
 
-// A Cache has what was found out lately. All methods may be called at the same time.
+// A Cache has recent facts. It is safe for concurrent use.
 type Cache struct {
 	now   func() time.Time
 	start func(func(context.Context))
-	slots keyed.Slots // one token for each search that may run
+	slots keyed.Slots // bounds the concurrent searches
 
 	flights keyed.Group[any]
 	found   memo.Table[string, memo.Fact]
@@ -31,9 +31,8 @@ func New(now func() time.Time, start func(func(context.Context))) *Cache {
 	return &Cache{now: now, start: start, slots: make(keyed.Slots, maxRuns)}
 }
 
-// Do returns the fact for the key. It calls find unless that found the fact lately, once for all
-// callers at the same time. Errors are not remembered. Do returns early when its context ends; find
-// goes on.
+// Do returns the fact for the key. It calls find, once for all concurrent callers, unless the fact
+// is remembered. Errors are not remembered. Do returns early when its context ends; find continues.
 func Do[T any](ctx context.Context, f *Cache, key string,
 	find func(context.Context) (T, error)) (out T, err error) {
 	if v, ok := f.load(key).(T); ok {
@@ -46,7 +45,7 @@ func Do[T any](ctx context.Context, f *Cache, key string,
 		}
 		defer leave()
 		if v := f.load(key); v != nil {
-			return v, nil // found between the look above and here
+			return v, nil // found since the check above
 		}
 		v, err := find(ctx)
 		if err == nil {
@@ -57,7 +56,7 @@ func Do[T any](ctx context.Context, f *Cache, key string,
 	if err != nil {
 		return out, err
 	}
-	return fact.(T), nil // the key says what kind of fact it is
+	return fact.(T), nil // the key implies the type
 }
 
 func (f *Cache) load(key string) any {

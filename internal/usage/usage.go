@@ -1,4 +1,4 @@
-// Package usage prints the help of the commands, and says in plain words what is wrong with a call.
+// Package usage prints the help of the commands, and explains mistakes in calls.
 package usage
 
 import (
@@ -17,10 +17,10 @@ import (
 	"github.com/epcached/epcached/internal/suggest"
 )
 
-// widest is the width of help where the output is not a terminal, or a wider one.
+// widest is the width of help on wider terminals, and if the output is not a terminal.
 const widest = 100
 
-// Error is a mistake in a call, with the hint how to mend it.
+// Error is a mistake in a call, with a hint.
 type Error struct {
 	Text, Hint string
 }
@@ -28,7 +28,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Text }
 
 // Set gives a command and those below it help that fits the terminal, and errors about their flags
-// in plain words. wrap makes the errors of the program's own kind.
+// in plain words. wrap converts the errors to the program's type.
 func Set(root *cobra.Command, wrap func(*Error) error) {
 	printHelp := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
@@ -114,7 +114,7 @@ func flagError(cmd *cobra.Command, err error) *Error {
 	case *pflag.ValueRequiredError:
 		return mistake(cmd, fmt.Sprintf("--%s needs a value", e.GetFlag().Name), help)
 	case *pflag.InvalidValueError:
-		value := []rune(e.GetValue()) // which may be a whole file
+		value := []rune(e.GetValue()) // shortened, because it may be a whole file
 		text := fmt.Sprintf("--%s: invalid value %q", e.GetFlag().Name,
 			string(value[:min(len(value), 80)]))
 		if what, is := kinds[e.GetFlag().Value.Type()]; is {
@@ -129,7 +129,7 @@ func flagError(cmd *cobra.Command, err error) *Error {
 	return mistake(cmd, err.Error(), help)
 }
 
-// kinds are the values of pflag's own types, whose errors name functions of Go.
+// kinds are the values of pflag's own types, whose own errors name functions of Go.
 var kinds = map[string]string{
 	"bool": "true or false", "duration": "a duration, such as 30s or 5m", "int": "a whole number",
 	"uint": "a whole number of at least 0", "uint32": "a whole number of at least 0",
@@ -149,7 +149,7 @@ func widthOf(out io.Writer) int {
 var cell = regexp.MustCompile(`^ +\S.*?(?:  +|$)|^ *`)
 
 // Fit joins the lines of each paragraph, and breaks lines that are wider than a terminal. The lines
-// of a list stay by themselves, and continue below their explanations.
+// of a list are kept, and wrapped below their explanations.
 func Fit(text string, width int) string {
 	var out strings.Builder
 	var line string

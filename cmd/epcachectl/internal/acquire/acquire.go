@@ -1,6 +1,6 @@
-// Package acquire asks for the compiled form of models, from the daemon or from a store that is
-// read without one, and does with it what get and warm say: print it, copy it, run a program with
-// it. Where the daemon lets this program compile, claim.go does.
+// Package acquire requests builds of models, from the daemon or from a store without one, and uses
+// them as get and warm say: prints, copies, or runs a program with them. If the daemon grants a
+// claim, claim.go compiles.
 package acquire
 
 import (
@@ -29,10 +29,10 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// parallelRequests is how many models a call requests at a time; the daemon queues the excess.
+// parallelRequests is how many models a call requests at the same time; the others wait.
 const parallelRequests = 8
 
-// Get is one call of get, or of a verb that asks as get does.
+// Get is one call of get, or of a similar verb.
 type Get struct {
 	*cli.Call
 	Verb      string // empty: get
@@ -47,11 +47,10 @@ type Get struct {
 	adopt     bool
 	Program   []string  // behind "--", empty: none
 	claimant  *claimant // compiles under claims; nil until there is one; guarded by once
-	// of a store that is read without a daemon; empty: the daemon is asked
+	// state is the state directory of a store to read without a daemon; "": ask the daemon.
 	state string
-	build string // with state: how the build's key begins
-	// with state: a directory for what is unpacked; empty: where programs keep what can be made
-	// again
+	build string // with state: prefix of the build key
+	// unpackDir is, with state, the directory for unpacked builds; "": the user's cache directory.
 	unpackDir string
 	stored    *readonly.Store // with state: the store
 }
@@ -83,7 +82,7 @@ func (g *Get) AddFlags(cmd *cobra.Command) {
 	f.BoolVar(&g.adopt, "adopt", false, "store models that are compiled already, with their files")
 }
 
-// Run asks for the models, and does with them what the flags say.
+// Run requests builds of the models, and uses them as the flags say.
 func (g *Get) Run(ctx context.Context, models []string) (err error) {
 	onMiss, err := g.check(models)
 	if err != nil {
@@ -115,7 +114,7 @@ func (g *Get) Run(ctx context.Context, models []string) (err error) {
 	})
 }
 
-// acquireAndUse asks for all models, without a client the store, and uses the results.
+// acquireAndUse requests all models, from the store if there is no client, and uses the results.
 func (g *Get) acquireAndUse(ctx context.Context, c *unixsock.Client, models []string,
 	onMiss wire.OnMiss) error {
 	asks := g.asksFor(models)
@@ -146,7 +145,7 @@ func usageMistake(made bool, text, hint string) error {
 func (g *Get) check(models []string) (wire.OnMiss, error) {
 	claims := g.OnMiss == "claim"
 	complete := g.Request.CompleteOrEP
-	if claims { // the daemon may know nothing of those libraries
+	if claims { // the daemon may not have those libraries
 		complete = g.Request.Complete
 	}
 	err := cmp.Or(
@@ -180,7 +179,7 @@ var onMissNames = map[string]wire.OnMiss{
 	"background": wire.OnMiss_BACKGROUND, "claim": wire.OnMiss_CLAIM, "fetch": wire.OnMiss_FETCH,
 }
 
-// acquireModels asks for one model, or for several as a group.
+// acquireModels requests one model, or several as a group.
 func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []string,
 	onMiss wire.OnMiss, show *term.Phases) modelResult {
 	path := paths[0]
@@ -198,14 +197,14 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 		return result
 	}
 	defer closeExtra(files)
-	for _, m := range models[1:] { // which closeModels closes
+	for _, m := range models[1:] { // closed by closeModels
 		message.Group = append(message.Group,
 			&wire.Model{Fd: uint32(len(files)), Name: m.Name(), Path: m.Absolute()})
 		files = append(files, m.File)
 	}
 	message.OnMiss, message.KeepGoing, message.Adopt = onMiss, g.keepGoing, g.adopt
-	// which prints the view's path, and so leaves it to others; else it is for this process, and
-	// what that becomes
+	// With --json the view's path is printed for other processes; otherwise this process, or the
+	// program that replaces it, keeps the view.
 	message.HoldsView = !g.JSON
 	start := time.Now()
 	external := func(i int, location string) (*os.File, error) {
@@ -256,7 +255,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	switch {
 	case err == nil:
 		result.missing = g.DryRun && g.compilesAnyway() && result.reply.GetOutcome() == "hit"
-	// There is no build, and no remembered failure that is the answer instead.
+	// There is neither a build nor a remembered failure.
 	case g.DryRun && errors.Is(err, unixsock.ErrNotFound) && g.OnMiss != "fail" &&
 		(g.compilesAnyway() || !isRememberedFailure(err)):
 		result.missing, result.startedAt = true, isUnderWay(err)
@@ -268,9 +267,8 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	return result
 }
 
-// mayClaim reports whether the daemon proposes a claim instead, which this call can take: for one
-// model, with --runtime. A daemon that can compile nothing for this user proposes one of the user's
-// own before that.
+// mayClaim reports whether the daemon proposes a claim, and this call can use one: for one model,
+// with --runtime. The user's own daemon is preferred if the daemon proposes that first.
 func (g *Get) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 	ways := alternatives(err)
 	if len(ways) > 0 && ways[0] == "own" && g.DaemonProgram() != "" {
@@ -281,7 +279,7 @@ func (g *Get) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 
 func (g *Get) compilesAnyway() bool { return g.OnMiss == "refresh" || g.OnMiss == "bypass" }
 
-// Ask asks for one model in a request that compiles nothing.
+// Ask requests one model without a compile.
 func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,
 	onMiss wire.OnMiss) (*wire.AcquireReply, error) {
 	show := term.NewPhases(g.Print, false, 1)
@@ -291,7 +289,7 @@ func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,
 	return result.reply, result.err
 }
 
-// sharedMu guards what the models of a call share and the first one makes that needs it.
+// sharedMu guards values that the models of a call share, which the first user makes.
 var sharedMu sync.Mutex
 
 func (g *Get) claiming() (*claimant, error) {
@@ -304,8 +302,8 @@ func (g *Get) claiming() (*claimant, error) {
 	return g.claimant, err
 }
 
-// withHint adds how to get what is missing with this program; the daemon's own hint is in the
-// protocol's words.
+// withHint replaces the daemon's hint, which is about the protocol, by one with this program's
+// flags.
 func (g *Get) withHint(err error, paths []string) error {
 	e, is := errors.AsType[*unixsock.Error](err)
 	if !is || !errors.Is(err, unixsock.ErrNotFound) || isRememberedFailure(err) {
@@ -331,7 +329,7 @@ func (g *Get) withHint(err error, paths []string) error {
 // isUnderWay reports whether there is no build yet because it is being compiled.
 func isUnderWay(err error) bool { return factOf(err, "phase") != "" }
 
-// factOf returns a fact that the daemon's error has; "": it has none of that name.
+// factOf returns a fact of the daemon's error, "" if it has none of that name.
 func factOf(err error, name string) string {
 	if e, is := errors.AsType[*unixsock.Error](err); is {
 		return e.Facts[name]
@@ -374,7 +372,7 @@ func (g *Get) report(results []modelResult) error {
 	return failed
 }
 
-// checkReferences fails where a file is missing without which no session loads a model.
+// checkReferences fails if a file is missing that every session of a model needs.
 func checkReferences(ctx context.Context, path string) error {
 	m, err := modelfile.Open(path)
 	if err != nil {
@@ -390,10 +388,11 @@ func checkReferences(ctx context.Context, path string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return nil // of another mistake the daemon knows more, because it has read the graph
+	return nil // the daemon reports other mistakes better
 }
 
-// fateText returns what becomes of a compile when its request leaves. last is its latest progress.
+// fateText says what happens to the compile when this request is cancelled. last is its latest
+// progress.
 func (g *Get) fateText(last *wire.Progress) (text, hint string) {
 	if last.GetPhase() == "" {
 		return "", ""
@@ -414,9 +413,9 @@ func (g *Get) fateText(last *wire.Progress) (text, hint string) {
 		"it", "--keep-going finishes it even then; --on-miss background does not wait"
 }
 
-// replaceProcess runs the program in the place of this process: so it has the descriptor of the
-// view under the same number, gets its signals itself, and its exit status needs no passing on. The
-// build is held until it ends, for the descriptor is the lease.
+// replaceProcess executes the program in place of this process, so that it inherits the descriptor
+// of the view, gets signals directly, and returns its own exit status. The lease lasts until it
+// ends, because the descriptor is the lease.
 func (g *Get) replaceProcess(results []modelResult) error {
 	paths := make([]string, len(results))
 	var views []*os.File
@@ -444,5 +443,5 @@ func (g *Get) replaceProcess(results []modelResult) error {
 	if err == nil {
 		err = program.Replace(path, argv, views)
 	}
-	return exit.WithOperation("run", path, err) // else it is the program
+	return exit.WithOperation("run", path, err) // returns only on failure
 }

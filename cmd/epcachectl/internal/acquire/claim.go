@@ -19,31 +19,30 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// WorkerVariable names the worker program that compiles under a claim. Without it that is
-// epcached-ort beside this program.
+// WorkerVariable is the environment variable with the path of the worker for compiles under a
+// claim. The default is epcached-ort beside this program.
 const WorkerVariable = "EPCACHE_WORKER"
 
-// giveUpTimeout is how long the daemon is waited for when a claim is given up; it ends with the
-// connection in any case.
+// giveUpTimeout bounds the call that gives up a claim, which ends with the connection in any case.
 const giveUpTimeout = 2 * time.Second
 
-// maxLibrariesBeside is how many libraries beside an execution provider's own the daemon takes.
+// maxLibrariesBeside is how many libraries beside an execution provider's own the daemon accepts.
 const maxLibrariesBeside = 512
 
-// claimant compiles under claims, in workers of this program, with libraries of its own.
+// claimant compiles under claims, in workers of this program with its own libraries.
 type claimant struct {
 	runtime    compilers.Runtime
 	worker     Worker
-	placements chan struct{} // a token for each compile that runs
+	placements chan struct{} // bounds the concurrent compiles
 }
 
-// Worker is what of a compiler is used here.
+// Worker is the part of a compiler that claims use.
 type Worker interface {
 	Compile(ctx context.Context, job compilers.Job, progress func(string)) (compilers.Result, error)
 	Close() error
 }
 
-// NewWorker makes the worker; tests have another.
+// NewWorker makes the worker; tests replace it.
 var NewWorker = func() Worker {
 	return compilers.NewORT(compilers.ORTOptions{Worker: os.Getenv(WorkerVariable)})
 }
@@ -62,10 +61,10 @@ func newClaimant(r *Request) (*claimant, error) {
 		placements: make(chan struct{}, runtime.NumCPU())}, nil
 }
 
-// showLibraries adds the libraries of --runtime to a request. A daemon of another user learns from
-// their content whether it has equal ones, and otherwise knows by it what is compiled under a
-// claim. The files are opened here and are the caller's to close, like those that it gave. Without
-// such libraries it is for the daemon to say what is wrong.
+// showLibraries adds the libraries of --runtime to a request. A daemon of another user compares
+// their content with its own libraries, and otherwise identifies builds under a claim by it. The
+// caller closes the returned files, which include those it passed. Without such libraries the
+// daemon reports the error.
 func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 	rt, err := compilers.Find(a.Runtime.Directory)
 	if err != nil {
@@ -89,7 +88,7 @@ func showLibraries(a *wire.Acquire, files []*os.File) ([]*os.File, error) {
 		if *shown.Fd, err = open(lib.Path); err != nil {
 			return files, err
 		}
-		// else it is known by its path
+		// otherwise it is identified by its path too
 		if beside := compilers.LibrariesBeside(lib.Path); len(beside) <= maxLibrariesBeside {
 			shown.Complete = true
 			for _, name := range beside {
@@ -113,9 +112,10 @@ func alternatives(err error) []string {
 	return strings.Fields(factOf(err, "instead"))
 }
 
-// work compiles what the claim in r is for, and puts it. It reports a failure to the daemon, so
-// that the next waiter may try. Where the store has no space for a result, and copies of its files
-// are all that is wanted, the files stay in the directory r.own, and the reply in r describes them.
+// work compiles the model of the claim in r, and puts the result. It reports a failure to the
+// daemon, so that the next waiter may try. If the store has no space for the result, and the call
+// only needs copies of its files, they stay in the directory r.own, and the reply in r describes
+// them.
 func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.Model, g *Get,
 	r *modelResult, progress func(*wire.Progress)) error {
 	claimed, claim := r.reply, r.reply.GetClaim()
@@ -125,7 +125,7 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 	above, err := os.MkdirTemp("", "epcachectl-claim-")
 	defer func() {
 		if r.ownDaemon == "" {
-			os.RemoveAll(above) // what stays is in a temporary directory
+			os.RemoveAll(above) // best effort: it is a temporary directory
 		}
 	}()
 	dir := filepath.Join(above, "out")
@@ -146,7 +146,7 @@ func (cl *claimant) work(ctx context.Context, c *unixsock.Client, m *modelfile.M
 	}
 	why := "not stored: " + err.Error()
 	_ = giveUp(ctx, c, claim, err) // the claim ends with the connection in any case
-	// The daemon's answer, without a view.
+	// Replaces the daemon's answer, without a view.
 	reply := &wire.AcquireReply{Outcome: "put", RequestKey: claimed.GetRequestKey(),
 		ModelDigest: claimed.GetModelDigest(), Ep: g.Request.EPs[0].GetName(),
 		Graph: filepath.ToSlash(made.Graph), ProviderOptions: claimed.GetProviderOptions(),
@@ -174,7 +174,7 @@ func describeFile(ctx context.Context, open func() (*os.File, error)) (*wire.Fil
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // only read from
+	defer f.Close() // opened for reading
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -259,8 +259,8 @@ func put(ctx context.Context, c *unixsock.Client, dir string, made compilers.Res
 	return c.Put(ctx, request, files, progress)
 }
 
-// giveUp passes on what the compiler said. It returns the error of the report to the daemon, unless
-// that has gone: the claim went with it.
+// giveUp ends the claim with the compiler's error. It returns the error of that call, unless the
+// daemon has ended, and the claim with it.
 func giveUp(ctx context.Context, c *unixsock.Client, claim *wire.Claim, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTimeout)
 	defer cancel()

@@ -21,11 +21,10 @@ type outputCopy struct {
 	to     string
 	size   int64
 	digest string
-	same   bool // it is there already
+	same   bool // an equal file exists
 }
 
-// copyOut writes what the models came to. It looks at everything that is there before it writes
-// anything.
+// copyOut writes the results of the models. It checks all existing files before it writes any.
 func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 	var plan []outputCopy
 	for _, r := range results {
@@ -137,11 +136,11 @@ func (g *Get) add(ctx context.Context, plan []outputCopy, c outputCopy) (_ []out
 	return append(plan, c), nil
 }
 
-// isUpToDate compares bytes: a file of that name and size is not yet the same file.
+// isUpToDate compares the bytes with an existing file.
 func (c *outputCopy) isUpToDate(ctx context.Context) (bool, error) {
 	info, err := os.Lstat(c.to)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != c.size {
-		return false, nil // absent, or to be replaced; what hinders that shows when it is tried
+		return false, nil // missing, or to be replaced; writing reports errors
 	}
 	have, err := os.Open(c.to)
 	if err != nil {
@@ -152,7 +151,8 @@ func (c *outputCopy) isUpToDate(ctx context.Context) (bool, error) {
 	return digest.String() == c.digest, err
 }
 
-// write makes the copy visible only when it is whole, and proven to be what the daemon said it is.
+// write makes the copy, and renames it to its name only when it is complete and its digest
+// verified.
 func (c *outputCopy) write(ctx context.Context) error {
 	dir := filepath.Dir(c.to)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -162,7 +162,7 @@ func (c *outputCopy) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(temporary.Name()) // gone already when all went well
+	defer os.Remove(temporary.Name()) // fails after the rename
 	if err := errors.Join(c.fill(ctx, temporary), temporary.Close()); err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Request is what a call asks for, the model left out.
+// Request is the request of a call without the model.
 type Request struct {
 	EPs             []*wire.ExecutionProvider
 	optionsBeforeEP []optionFlag // options before the first --ep
@@ -89,7 +89,7 @@ func (r *Request) AddFlags(cmd *cobra.Command) {
 	f.StringVar(&r.store, "store", "", "store it as `SCOPE`: shared, user or none; can only narrow")
 }
 
-// FlagNames are the flags that AddFlags adds.
+// FlagNames returns the names of the flags that AddFlags adds.
 func (r *Request) FlagNames() []string {
 	var names []string
 	cmd := &cobra.Command{}
@@ -98,7 +98,7 @@ func (r *Request) FlagNames() []string {
 	return names
 }
 
-// epForms are the ways to name an execution provider, for messages.
+// epForms has the syntax of an execution provider, for messages.
 const epForms = "EP, EP:TYPE or EP:TYPE,vendor=N,device=N,K=V"
 
 // AddEP adds an execution provider, as --ep names it.
