@@ -33,11 +33,12 @@ With -n it prints what would be withheld.` + exit.Help(exit.AskingCodes...),
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
 
-// changeWords are what a verb says that changes builds: it did, it would, and of -n.
+// changeWords are the texts of a verb that changes builds: what it did, what it would do, and for
+// -n.
 type changeWords struct{ done, would, dryRun string }
 
-// change makes a command one that changes all builds of the entries that it is given. The last two
-// are fields of the request.
+// change completes a command that changes all builds of the given entries. entries and dryRun are
+// fields of the request.
 func change(a *cli.Call, cmd *cobra.Command, words changeWords, request proto.Message,
 	entries *[]string, dryRun *bool) *cobra.Command {
 	cmd.Flags().BoolVarP(dryRun, "dry-run", "n", false, words.dryRun)

@@ -90,8 +90,8 @@ func printJobTable(p *term.Printer, jobs []*wire.Job) {
 	}
 }
 
-// jobID finds the job with a name that begins so, as short as the table has it. One that is not
-// listed is left to the daemon.
+// jobID completes an abbreviated id, as the table prints it. It returns an id that is not listed
+// unchanged, for the daemon.
 func jobID(listed []*wire.Job, name string) (string, error) {
 	var found []string
 	for _, j := range listed {
@@ -118,7 +118,7 @@ func modelOf(j *wire.Job) string {
 	return name
 }
 
-// printFailures prints a table, each with the compiler's last words in a line below it.
+// printFailures prints a table, with the end of the compiler's output below each row.
 func printFailures(p *term.Printer, failures []*wire.Failure) {
 	for i, f := range failures {
 		if i > 0 {
@@ -256,7 +256,7 @@ With -n it prints what would be forgotten.` + exit.Help(exit.AskingCodes...),
 	return cmd
 }
 
-// failureMatches reports whether the entry's name means the failure, as the daemon would.
+// failureMatches reports whether the entry selects the failure, by the daemon's rules.
 func failureMatches(f *wire.Failure, entry string) bool {
 	begins := func(key string) bool { return entry != "" && strings.HasPrefix(key, entry) }
 	return begins(f.GetBuild()) || begins(f.GetRequestKey()) || begins(f.GetModelDigest()) ||
@@ -333,7 +333,7 @@ Status 1 means that the compile failed or was cancelled.`,
 	}
 }
 
-// printEnd prints how a job ended; a failure is the call's.
+// printEnd prints how a job ended. It returns the job's failure as the call's error.
 func printEnd(a *cli.Call, job *wire.Job) error {
 	failed := acquire.JobError(job)
 	if a.JSON {

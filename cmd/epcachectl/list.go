@@ -48,8 +48,8 @@ On a terminal the builds used last come first, below a line with what all have i
 	return cmd
 }
 
-// list prints page after page; on a terminal it prints all at the end, in the order of use. Where
-// the daemon ends in between, the next one is asked for the rest.
+// list prints page after page; on a terminal it prints all at the end, in the order of use. If the
+// daemon restarts in between, it continues with the new one.
 func list(ctx context.Context, a *cli.Call, filter *wire.List, long bool) error {
 	array, listed := term.NewArray(a.Print, ""), 0
 	optional := []string{"GAIN", "KEPT", "FITS", "HITS", "VERSION", "SDK", "EP"}
@@ -101,8 +101,9 @@ func list(ctx context.Context, a *cli.Call, filter *wire.List, long bool) error 
 
 func lastUse(b *wire.Build) int64 { return max(b.GetLastUsedMs(), b.GetCreatedMs()) }
 
-// withoutCommon prints what is equal in all rows, and returns the rows without it. SIZE and what
-// counts uses stay, because equal ones are a coincidence.
+// withoutCommon prints the columns that are equal in all rows as a heading, and returns the rows
+// without them. It keeps the columns for sizes and uses, because equal values are a coincidence
+// there.
 func withoutCommon(p *term.Printer, rows [][]string) [][]string {
 	var common []string
 	for i := len(rows[0]) - 1; i >= 0; i-- {
@@ -140,8 +141,7 @@ func nothingListed(filter *wire.List) string {
 	return text
 }
 
-// buildRows are rows of a table of builds, none where there are no builds; the first ones have a
-// head.
+// buildRows returns the rows of a table of builds, with a head if first is set.
 func buildRows(p *term.Printer, builds []*wire.Build, first, long bool) (rows [][]string) {
 	if len(builds) == 0 {
 		return nil
@@ -157,7 +157,7 @@ func buildRows(p *term.Printer, builds []*wire.Build, first, long bool) (rows []
 		}
 		key := term.Short(b.GetBuild())
 		if p.Width > 0 && p.Width < 100 {
-			key = key[:min(len(key), 8)] // the fewest digits that name a build
+			key = key[:min(len(key), 8)] // the fewest digits that the daemon accepts
 		}
 		if b.GetPinned() {
 			state += ", pinned"

@@ -1,4 +1,4 @@
-// Command epcachectl asks the daemon for compiled models, and shows and changes what it keeps.
+// Command epcachectl requests compiled models from the daemon, and shows and changes its store.
 //
 // Each verb has a file with its help, flags and code. Common code is in the packages below
 // internal: cli (the flags of all verbs, and the connection), acquire (asking for models, for get

@@ -78,7 +78,7 @@ With -n it prints what would be removed, and how many bytes that frees.` +
 // a model matches all builds of all models with that name, which may be more than expected.
 func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire.Remove,
 	args []string) error {
-	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // without a terminal nobody could answer
+	if !a.Print.Terminal || !term.IsTerminal(a.Stdin) { // without a terminal there is no answer
 		if request.GetAll() {
 			return exit.Usage(exit.Hint(errors.New("rm --all: no terminal for the confirmation"),
 				"delete without confirmation: epcachectl rm --all --yes"))

@@ -14,7 +14,7 @@ import (
 // Slots bounds how many callers do the same kind of work at a time, by its capacity.
 type Slots chan struct{}
 
-// Take blocks until there is a slot, and returns a function that gives it back.
+// Take blocks until there is a slot, and returns a function that releases it.
 func (s Slots) Take(ctx context.Context) (leave func(), err error) {
 	select {
 	case s <- struct{}{}:
@@ -50,7 +50,7 @@ func NewShares[K comparable](all, each int) *Shares[K] {
 	return &Shares[K]{all: all, each: each, keys: make(map[K]*share)}
 }
 
-// Take blocks until there is a slot for the key, and returns a function that gives it back.
+// Take blocks until there is a slot for the key, and returns a function that releases it.
 func (s *Shares[K]) Take(ctx context.Context, key K) (leave func(), err error) {
 	turn := make(chan struct{})
 	s.mu.Lock()

@@ -125,7 +125,7 @@ func (r *Request) AddEP(v string) error {
 	return nil
 }
 
-// restrictDevice adds what a part of a device's name says: its ids, or metadata.
+// restrictDevice adds one restriction of --ep to a device: an id, or metadata.
 func restrictDevice(d *wire.Device, part string) error {
 	key, value, _ := strings.Cut(part, "=")
 	id, isID := map[string]*uint32{"vendor": &d.VendorId, "device": &d.DeviceId}[key]
@@ -189,7 +189,7 @@ func dimension(to *map[string]int64) func(string) error {
 	}
 }
 
-// Complete checks what depends on the whole call.
+// Complete checks the flags together.
 func (r *Request) Complete() error {
 	if len(r.EPs) == 0 {
 		return exit.Hint(exit.Usagef("no --ep: name the execution provider"), "list execution "+
@@ -220,7 +220,7 @@ func (r *Request) Complete() error {
 	return r.checkValues()
 }
 
-// Given reports whether --ep or --option was.
+// Given reports whether the call has --ep or --option.
 func (r *Request) Given() bool { return len(r.EPs)+len(r.optionsBeforeEP)+len(r.optionsWithEP) > 0 }
 
 // CompleteOrEP is Complete for a call that OnlyEP may complete.
@@ -249,9 +249,9 @@ func (r *Request) checkValues() error {
 		oneOf("--store", r.store, "shared", "user", "none"))
 }
 
-// message makes the request for one model. Options that name a file go as descriptors of what this
-// process opened: the daemon opens nothing by a client's path. The files, the model's first, are
-// the caller's to close; those after it with closeExtra.
+// message makes the request for one model. Options that name a file become descriptors of files
+// that this process opens, because the daemon opens no file by a client's path. The caller closes
+// the returned files: the model's own, and the others with closeExtra.
 func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error) {
 	entries, dir := identity.ExternalDir(r.sessionOptions)
 	if dir != "" {
@@ -326,7 +326,7 @@ func openOptionFiles(ep *wire.ExecutionProvider, files []*os.File) ([]*os.File, 
 
 func closeExtra(files []*os.File) { modelfile.CloseFiles(files[1:]) }
 
-// commandLine spells the request as on a command line, with a space behind each flag.
+// commandLine spells the request as on a command line, with a space after each flag.
 func (r *Request) commandLine() string {
 	text := ""
 	for _, ep := range r.EPs {

@@ -27,7 +27,7 @@ func objects(results []modelResult, dryRun bool) []any {
 	return list
 }
 
-// json is one element of what get --json prints. One that failed keeps its place in the list.
+// json returns one element of the list that get --json prints. A failed one keeps its position.
 func (r *modelResult) json(dryRun bool) jsonout.Object {
 	out := jsonout.Object{"outcome": "missing"} // with -n: it would be compiled
 	a := r.reply
@@ -59,13 +59,13 @@ func (r *modelResult) json(dryRun bool) jsonout.Object {
 		switch {
 		case r.queued():
 			out["outcome"] = "queued"
-		case r.job != nil: // it was queued, and has ended since
+		case r.job != nil: // it was queued and has ended
 			out["outcome"], out["build"] = "compiled", r.job.GetBuild()
 			out["ep"] = r.job.GetEp()
 			out["elapsed_seconds"] = term.Milliseconds(r.job.GetElapsedMs()).Seconds()
 		}
 	}
-	out["model"], out["dry_run"] = r.path, dryRun // the path as it was given or found
+	out["model"], out["dry_run"] = r.path, dryRun // the path as given or found
 	return out
 }
 
@@ -76,27 +76,29 @@ type modelResult struct {
 	elapsed   time.Duration
 	err       error
 	missing   bool      // with -n: it would be compiled
-	adopted   bool      // it was to be adopted
-	startedAt bool      // then: it is being compiled already
-	job       *wire.Job // how its job ended, when that was followed
+	adopted   bool      // with adopted: the call is an adoption
+	startedAt bool      // with missing: it is being compiled already
+	job       *wire.Job // its job after the end, if it was followed
 	graph     string    // relative to the view
-	// to copy it from a store that has no view of it: opens the files, by their names; else nil
+	// blobs has functions that open the files by name, to copy them from a store without a view of
+	// the build.
 	blobs map[string]func() (io.ReadCloser, error)
-	// the paths of all models of the group; nil: it is none
+	// group has the paths of all models of a group; nil: no group.
 	group  []string
-	member int // which of them it is
-	// the directory of what was compiled here under a claim, where there is no view of it; else ""
+	member int // index of this one
+	// ownDaemon is the directory of a build that was compiled here under a claim and has no view,
+	// otherwise "".
 	ownDaemon string
-	// daemon is the user's own, where it answered instead of another user's; else nil
+	// daemon is the user's own daemon if that answered instead of another user's, otherwise nil.
 	daemon *unixsock.Client
 }
 
-// clientFor returns the connection to the daemon that answered, where the call asked with c.
+// clientFor returns the connection to the daemon that answered; c is the call's own.
 func (r *modelResult) clientFor(c *unixsock.Client) *unixsock.Client { return cmp.Or(r.daemon, c) }
 
 func (r *modelResult) queued() bool { return r.reply.GetOutcome() == "background" && r.job == nil }
 
-// errQueued is why nothing can be done yet with what is compiled in the background.
+// errQueued returns the error for a build that is still being compiled in the background.
 func (r *modelResult) errQueued() error {
 	return exit.Hint(exit.Missing("it is being compiled"),
 		"wait for it: epcachectl jobs follow "+term.Printable(r.reply.GetJob()))
@@ -152,8 +154,8 @@ func passThroughLine(path string, a *wire.AcquireReply) string {
 	return line + term.TextOrDash(a.GetCompatibility()) + "; load the file itself"
 }
 
-// outcomeOf is what a call came to, in the words that scripts know: what was compiled here and put
-// has been compiled.
+// outcomeOf returns the outcome for scripts, with "compiled" for a build that this process compiled
+// and put.
 func outcomeOf(a *wire.AcquireReply) string {
 	if a.GetOutcome() == "put" {
 		return "compiled"
@@ -161,7 +163,7 @@ func outcomeOf(a *wire.AcquireReply) string {
 	return a.GetOutcome()
 }
 
-// JobError is what a job ended with, nil if it is done.
+// JobError returns the error of a job, nil if it is done.
 func JobError(job *wire.Job) error {
 	if e := job.GetError(); e != nil {
 		return &unixsock.Error{Class: e.GetClass(), Text: e.GetText(), Hint: e.GetHint(),
@@ -176,7 +178,7 @@ func JobError(job *wire.Job) error {
 	return fmt.Errorf("job %s is %s", term.Printable(job.GetId()), term.TextOrDash(job.GetState()))
 }
 
-// JobResultLine returns what a job came to, and how long it took.
+// JobResultLine describes the result of a job, and how long it took.
 func JobResultLine(job *wire.Job) string {
 	return fmt.Sprintf("%s build %s in %s", term.TextOrDash(job.GetEp()),
 		term.TextOrDash(term.Short(job.GetBuild())),
@@ -186,10 +188,10 @@ func JobResultLine(job *wire.Job) string {
 func closeViews(results []modelResult) {
 	for _, r := range results {
 		if r.ownDaemon != "" {
-			os.RemoveAll(r.ownDaemon) // what stays is in a temporary directory
+			os.RemoveAll(r.ownDaemon) // best effort: it is a temporary directory
 		}
 		if r.view != nil && !r.reportedElsewhere() {
-			r.view.Close() // a directory that was only read from
+			r.view.Close() // opened for reading
 		}
 	}
 }
@@ -227,7 +229,8 @@ func (r *modelResult) passedThrough() bool {
 	return r.reply.GetOutcome() == "passthrough" && r.view == nil
 }
 
-// graphPath is what a program can load: of a model that is compiled already, the model itself.
+// graphPath returns the path that a program can load: the graph, or the model itself if that is
+// compiled already.
 func (r *modelResult) graphPath() (string, error) {
 	if r.passedThrough() {
 		return filepath.Abs(r.path)
@@ -235,8 +238,8 @@ func (r *modelResult) graphPath() (string, error) {
 	return r.filePath(r.graph)
 }
 
-// eachOfGroup gives each model of a group its own result, in order. All hold the same view; an
-// error, and all else that is reported once a group, is in the first.
+// eachOfGroup returns a result for each model of a group, in order. All share the view. The first
+// has the error, and everything that is reported once for a group.
 func eachOfGroup(all modelResult, models []string) []modelResult {
 	results := make([]modelResult, len(models))
 	for i, path := range models {
@@ -265,7 +268,7 @@ func (r *modelResult) name() string {
 	return "group of " + strings.Join(term.Printables(r.group), ", ")
 }
 
-// groupLines say which graph belongs to which model, and how several are loaded in one process.
+// groupLines returns lines with the graph of each model, and how to load several in one process.
 func (r *modelResult) groupLines() []string {
 	members := r.reply.GetMembers()
 	if len(r.group) == 0 || len(members) == 0 || r.missing {

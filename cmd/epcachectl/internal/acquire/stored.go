@@ -20,7 +20,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// checkStored returns which flags mean nothing where no daemon is asked.
+// checkStored returns an error for flags that need a daemon.
 func (g *Get) checkStored() error {
 	const none = " needs a daemon, which --state does not use"
 	with := g.state != ""
@@ -49,7 +49,7 @@ func (g *Get) openStore(ctx context.Context) (err error) {
 	return nil
 }
 
-// find looks into the store, and again with the external data to which the models refer.
+// find searches the store, and retries with the external data that the models refer to.
 func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File,
 	external unixsock.External,
 	progress func(*wire.Progress), out *modelResult) error {
@@ -86,7 +86,7 @@ func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File,
 		}
 	}
 	out.reply, out.view, out.graph = answer.Reply(), answer.View, answer.Graph
-	if answer.Build != nil && answer.View == nil { // its files are copied from the store
+	if answer.Build != nil && answer.View == nil { // copy its files from the store
 		out.blobs = make(map[string]func() (io.ReadCloser, error))
 		for _, f := range answer.Build.Files {
 			out.blobs[f.Name] = func() (io.ReadCloser, error) {
@@ -98,7 +98,7 @@ func (g *Get) find(ctx context.Context, w *wire.Acquire, files []*os.File,
 	return nil
 }
 
-// unpack makes a view in the first directory that will do, for a build that has none in the store.
+// unpack makes a view, in the first usable directory, for a build without one in the store.
 func (g *Get) unpack(ctx context.Context, answer *request.Answer,
 	progress func(*wire.Progress)) (err error) {
 	for _, dir := range g.unpackDirs() {
@@ -113,8 +113,8 @@ func (g *Get) unpack(ctx context.Context, answer *request.Answer,
 	return err
 }
 
-// unpackDirs lists where a build is unpacked: where the call says, else where programs keep what
-// can be made again.
+// unpackDirs lists the directories for unpacking a build: the flag's, otherwise the user's cache
+// directory and the temporary one.
 func (g *Get) unpackDirs() (dirs []string) {
 	if g.unpackDir != "" {
 		return []string{g.unpackDir}
@@ -130,7 +130,7 @@ func (g *Get) unpackDirs() (dirs []string) {
 		fmt.Sprintf("epcached-unpacked-%d", os.Getuid())))
 }
 
-// storedError gives the cache's errors the classes that scripts know from the daemon's.
+// storedError converts the cache's errors to those that a daemon would send, for the exit codes.
 func storedError(err error) error {
 	e, is := errors.AsType[*apierr.Error](err)
 	switch {

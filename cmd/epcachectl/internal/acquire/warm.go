@@ -35,7 +35,7 @@ func (k modelAsk) acquire(ctx context.Context, c *unixsock.Client, onMiss wire.O
 	return k.call.acquireModels(ctx, c, k.models, onMiss, show)
 }
 
-// warmPlan is a call of warm before the daemon is asked.
+// warmPlan is a checked call of warm.
 type warmPlan struct {
 	call     *Get
 	models   []string // of the arguments
@@ -71,11 +71,12 @@ func (g *Get) warming(args []string, file string) (*warmPlan, error) {
 		return nil, exit.Usagef("--option %s: there is no --ep; in %s each model names its own",
 			term.Brief(o[0].key), file)
 	}
-	_, err = w.requests() // errors in the file are reported before the daemon is asked
+	_, err = w.requests() // reports errors in the file before the daemon is asked
 	return w, err
 }
 
-// needsEP returns the first model that no flag and no file names an execution provider for, or "".
+// needsEP returns the first model for which neither a flag nor the file names an execution
+// provider, or "".
 func (w *warmPlan) needsEP() string {
 	if len(w.call.Request.EPs) > 0 {
 		return ""
@@ -96,7 +97,7 @@ func (w *warmPlan) lists(path string) bool {
 	return err == nil && slices.ContainsFunc(w.pipeline.Requests, has)
 }
 
-// requests returns what is asked for. The flags hold where the file says nothing.
+// requests returns the requests of the call. Flags apply where the file sets no value.
 func (w *warmPlan) requests() ([]modelAsk, error) {
 	asks := w.call.asksFor(w.models)
 	var wrong config.Errors
@@ -142,7 +143,7 @@ func inParallel(n int, do func(int)) {
 	_ = all.Wait() // none fails
 }
 
-// eachModel returns a result for each model, where there was one for each ask.
+// eachModel splits the results of groups into one for each model.
 func eachModel(asks []modelAsk, results []modelResult) []modelResult {
 	var out []modelResult
 	for i, k := range asks {
@@ -155,7 +156,7 @@ func eachModel(asks []modelAsk, results []modelResult) []modelResult {
 	return out
 }
 
-// withFile changes a copy of the flags' request to what a pipeline file says.
+// withFile applies a pipeline file's values to a copy of the flags' request.
 func (r *Request) withFile(file *config.PipelineRequest) *config.Error {
 	flags := r.EPs
 	r.EPs = nil
@@ -212,11 +213,12 @@ func merged[V any](below, over map[string]V) map[string]V {
 	return out
 }
 
-// maxAsks bounds how often warm requests a model again whose job is gone when it follows it.
+// maxAsks bounds how often warm requests a model again because its job is unknown when it follows
+// it.
 const maxAsks = 3
 
-// Warm has the models of the arguments and of a pipeline file compiled, and with follow waits for
-// them.
+// Warm requests compiles of the models in the arguments and in a pipeline file, and with follow
+// waits for them.
 func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool) error {
 	w, err := g.warming(args, file)
 	if err != nil {
@@ -226,7 +228,7 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 		if path := w.needsEP(); path != "" {
 			switch err := g.Request.OnlyEP(ctx, c, g.Print); {
 			case err != nil && file != "":
-				return exit.WithOperation("warm", path, err) // others have one in the file
+				return exit.WithOperation("warm", path, err) // the others have one in the file
 			case err != nil:
 				return exit.WithVerb("warm", err)
 			}
@@ -250,15 +252,14 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 	})
 }
 
-// modelsBelow replaces directories by the models in them. It skips what a compile has written
-// there, hidden directories, because they are other programs', and stores, because their models are
-// copies.
+// modelsBelow replaces directories by the models in them. It skips compiled models, hidden
+// directories, which belong to other programs, and stores, whose models are copies.
 func modelsBelow(args []string) ([]string, error) {
 	var models []string
 	for _, arg := range args {
 		info, err := os.Stat(arg)
 		if err != nil || !info.IsDir() {
-			models = append(models, arg) // what is wrong with it shows when it is opened
+			models = append(models, arg) // opening it reports errors
 			continue
 		}
 		before := len(models)
@@ -297,7 +298,7 @@ func isStore(dir string) bool {
 // of an earlier request ended.
 func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
 	onMiss wire.OnMiss, show *term.Phases) {
-	var jobs []*modelResult // that may still be under way, in the order in which they were taken
+	var jobs []*modelResult // jobs that may be under way, in order
 	for i := range results {
 		if results[i].reply.GetJob() != "" {
 			jobs = append(jobs, &results[i])
@@ -305,7 +306,7 @@ func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, resu
 	}
 	for i := range results {
 		r := &results[i]
-		// otherwise other requests use the slots
+		// without jobs of its own, other requests use the slots
 		for errors.Is(r.err, unixsock.ErrBusy) && len(jobs) > 0 {
 			before := jobs[0]
 			jobs = jobs[1:]
@@ -322,8 +323,8 @@ func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, resu
 	}
 }
 
-// followAll waits for the jobs among the results, some at a time: they run in the order in which
-// they were asked for.
+// followAll waits for the jobs among the results, some at a time, in order, because they run in the
+// order of the requests.
 func followAll(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
 	show *term.Phases) {
 	inParallel(len(results), func(i int) {
@@ -335,7 +336,7 @@ func followAll(ctx context.Context, c *unixsock.Client, asks []modelAsk, results
 	})
 }
 
-// follow waits for one job. One that is not known any more is asked for again.
+// follow waits for one job. If the job is unknown by now, it requests the model again.
 func (k modelAsk) follow(ctx context.Context, c *unixsock.Client, r *modelResult,
 	show *term.Phases) {
 	for range maxAsks {

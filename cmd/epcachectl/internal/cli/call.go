@@ -1,5 +1,5 @@
-// Package cli has what all verbs of epcachectl share: the flags, the connection to the daemon, and
-// how their arguments are checked.
+// Package cli has the code that all verbs of epcachectl share: flags, the connection to the daemon,
+// and checks of arguments.
 package cli
 
 import (
@@ -29,10 +29,10 @@ type Call struct {
 	daemon.Finder
 	JSON    bool
 	Timeout time.Duration
-	Looks   bool // at the daemon itself: where there is none, none is started
+	Looks   bool // the verb looks at the daemon itself, so none is started
 }
 
-// WithDaemon connects, and calls with a context that ends at --timeout.
+// WithDaemon connects, and calls do with a context that ends at --timeout.
 func (a *Call) WithDaemon(ctx context.Context,
 	do func(context.Context, *unixsock.Client) error) error {
 	return a.WithTimeout(ctx, func(ctx context.Context) error {
@@ -59,7 +59,7 @@ func (a *Call) RunWithEntries(ask func(ctx context.Context, c *unixsock.Client,
 	}
 }
 
-// WithTimeout calls with a context that ends at --timeout.
+// WithTimeout calls do with a context that ends at --timeout.
 func (a *Call) WithTimeout(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := a.WithDeadline(ctx)
 	defer cancel()
@@ -74,8 +74,8 @@ func (a *Call) WithDeadline(ctx context.Context) (context.Context, context.Cance
 	return ctx, func() {}
 }
 
-// WithReader is withDaemon for what only looks and prints when it has its answer: where the daemon
-// ends before, it is sent to the next one.
+// WithReader is WithDaemon for calls that only read, and print after the answer. If the daemon ends
+// before, it repeats look with the next one.
 func (a *Call) WithReader(ctx context.Context,
 	look func(context.Context, *unixsock.Client) error) error {
 	return a.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
@@ -87,9 +87,8 @@ func (a *Call) WithReader(ctx context.Context,
 	})
 }
 
-// AcrossRestarts calls do with a connection, again after each restart of the daemon, until the
-// context or --timeout ends, which is how it is meant to end. It calls back when a daemon answers
-// again.
+// AcrossRestarts calls do with a connection, and again after each restart of the daemon, until the
+// context or --timeout ends, which is no error. It calls back when a daemon answers again.
 func (a *Call) AcrossRestarts(ctx context.Context,
 	do func(context.Context, *unixsock.Client) error, back func()) error {
 	ctx, cancel := a.WithDeadline(ctx)
@@ -111,8 +110,8 @@ func (a *Call) AcrossRestarts(ctx context.Context,
 	return err
 }
 
-// WithProgress shows how far a question to the daemon is that goes through the whole store; it may
-// be asked in several requests.
+// WithProgress shows the progress of a query about the whole store, which may consist of several
+// requests.
 func (a *Call) WithProgress(ask func(progress func(*wire.Progress)) error) error {
 	show := term.NewPhases(a.Print, false, 1)
 	defer show.End()
@@ -122,7 +121,7 @@ func (a *Call) WithProgress(ask func(progress func(*wire.Progress)) error) error
 	})
 }
 
-// AskWithProgress asks as unixsock.Ask does, and shows how far the daemon is.
+// AskWithProgress asks as unixsock.Ask does, and shows the daemon's progress.
 func AskWithProgress[R any](ctx context.Context, a *Call, c *unixsock.Client,
 	request proto.Message) (reply *R, err error) {
 	err = a.WithProgress(func(progress func(*wire.Progress)) (err error) {
@@ -132,7 +131,7 @@ func AskWithProgress[R any](ctx context.Context, a *Call, c *unixsock.Client,
 	return reply, err
 }
 
-// PrintForScripts prints a reply for scripts, with whether nothing was done.
+// PrintForScripts prints a reply as JSON, with the field dry_run.
 func (a *Call) PrintForScripts(dryRun bool, reply proto.Message) error {
 	out := jsonout.Of(reply)
 	out["dry_run"] = dryRun
@@ -147,13 +146,13 @@ func UsageArgs(least, most int) cobra.PositionalArgs {
 // UsageError gives a mistake in a call its exit code and its hint.
 func UsageError(e *usage.Error) error { return exit.Usage(exit.Hint(e, e.Hint)) }
 
-// setter is a flag with values that are taken one by one, in their order.
+// setter is a flag whose values are processed one by one, in order.
 type setter struct {
 	set  func(string) error
 	kind string
 }
 
-// EachValue returns a flag with values that are taken by set, one by one.
+// EachValue returns a flag that calls set with each value.
 func EachValue(set func(string) error, kind string) pflag.Value { return setter{set, kind} }
 
 func (s setter) Set(v string) error { return s.set(v) }

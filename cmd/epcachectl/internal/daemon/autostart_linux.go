@@ -22,14 +22,14 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// AutostartVariable switches off that clients start a daemon.
+// AutostartVariable is the environment variable that disables autostart.
 const AutostartVariable = "EPCACHE_AUTOSTART"
 
 // ProgramVariable names the program to start.
 const ProgramVariable = "EPCACHE_DAEMON"
 
-// ConnectOrStart connects, and where there is no daemon has the user's own started first, as
-// applications do.
+// ConnectOrStart connects. If there is no daemon it first starts the user's own, as applications
+// do.
 func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 	program := f.DaemonProgram()
 	if program == "" {
@@ -42,7 +42,7 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 		return c, err
 	}
 	if _, there := os.Lstat(unixsock.SystemSocket); there == nil {
-		// the system's daemon is about to come back, and its users are not to be scattered
+		// the system's daemon is restarting, so do not start the user's own
 		return f.Connect(ctx)
 	}
 	there := func() bool {
@@ -50,7 +50,7 @@ func (f *Finder) ConnectOrStart(ctx context.Context) (*unixsock.Client, error) {
 		return err == nil && c.Close() == nil
 	}
 	failed := startDaemon(ctx, program, there)
-	c, err = f.Connect(ctx) // which succeeds as well where another process was faster
+	c, err = f.Connect(ctx) // succeeds also if another process has started it
 	none, is := errors.AsType[*exit.NoDaemonError](err)
 	switch {
 	case is && failed != nil:
@@ -90,8 +90,8 @@ func (f *Finder) OwnDaemon(ctx context.Context) (*unixsock.Client, error) {
 	return f.ownClient, err
 }
 
-// DaemonProgram finds what starts a daemon, named by EPCACHE_DAEMON, beside this program or in
-// PATH; "" where none is to be started.
+// DaemonProgram finds the program that starts a daemon: EPCACHE_DAEMON, beside this program, or in
+// PATH; "" if autostart is off.
 func (f *Finder) DaemonProgram() string {
 	if AutostartOff() || f.Socket != "" || os.Getenv(unixsock.SocketVariable) != "" {
 		return ""
@@ -120,8 +120,8 @@ func AutostartOff() bool {
 		strings.ToLower(os.Getenv(AutostartVariable)))
 }
 
-// startDaemon returns when the daemon answers, or with the reason why there is none. there reports
-// whether a daemon answers by now.
+// startDaemon starts the daemon, and returns when it answers, or why it does not. there reports
+// whether a daemon answers.
 func startDaemon(ctx context.Context, program string, there func() bool) error {
 	failed := errors.New("there is no home directory")
 	for _, socket := range unixsock.UserSockets() {
@@ -132,16 +132,16 @@ func startDaemon(ctx context.Context, program string, there func() bool) error {
 	return failed
 }
 
-// startAt is startDaemon for one socket. A lock is held by the one process that starts the daemon
-// for all that want one at the same time, whichever client they are of: doc/protocol.md, "Starting
-// a daemon". Its file says why the last start failed; nothing, if it did not.
+// startAt is startDaemon for one socket. Of all processes that want a daemon at the same time, one
+// holds a lock and starts it: see doc/protocol.md, "Starting a daemon". The lock's file has the
+// reason if the last start failed.
 func startAt(ctx context.Context, program, socket string, there func() bool) error {
 	asked := time.Now()
 	lock, err := os.OpenFile(socket+".start", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
-	defer lock.Close() // nothing of what it holds is kept beyond a minute
+	defer lock.Close() // its content is valid for a minute only
 	for {
 		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		held := errors.Is(err, unix.EWOULDBLOCK)
@@ -150,7 +150,7 @@ func startAt(ctx context.Context, program, socket string, there func() bool) err
 			return nil
 		case err == nil:
 			return startLocked(ctx, program, socket, lock, asked)
-		case !held && !errors.Is(err, unix.EINTR): // as on a file system without locks
+		case !held && !errors.Is(err, unix.EINTR): // for example a file system without locks
 			return err
 		case time.Since(asked) > MaxWait:
 			return errors.New("one is being started, and does not answer yet")
@@ -167,19 +167,19 @@ const maxStartReason = 1024
 
 // startLocked returns the error of a start that another process attempted since this one asked, so
 // that a hundred processes do not try one after the other. Earlier failures are retried, because
-// the user may have mended the cause.
+// the user may have fixed the cause.
 func startLocked(ctx context.Context, program, socket string, lock *os.File,
 	requested time.Time) error {
 	reason := ""
 	if info, err := lock.Stat(); err == nil && !info.ModTime().Before(requested) {
 		text := make([]byte, maxStartReason)
-		n, _ := lock.ReadAt(text, 0) // what cannot be read is tried again
+		n, _ := lock.ReadAt(text, 0) // an unreadable reason is ignored
 		reason = string(text[:n])
 	}
 	if reason == "" {
 		reason = start(ctx, program, socket)
 	}
-	// On a full disk nothing is left, and the next one tries.
+	// Best effort: on a full disk the next process tries too.
 	if lock.Truncate(0) == nil && reason != "" {
 		_, _ = lock.WriteAt([]byte(reason[:min(len(reason), maxStartReason)]), 0)
 	}
@@ -203,7 +203,7 @@ func start(ctx context.Context, program, socket string) string {
 	return cmp.Or(line, fmt.Sprintf("%s --autostart: %v", program, err)) + ProgramOrigin()
 }
 
-// ProgramOrigin names the variable that chose the program, which may be no daemon at all.
+// ProgramOrigin names the variable that chose the program, which may not be a daemon.
 func ProgramOrigin() string {
 	if os.Getenv(ProgramVariable) == "" {
 		return ""

@@ -11,20 +11,19 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// Finder finds the daemon of a call, and starts the user's own where there is none.
+// Finder finds the daemon of a call, and starts the user's own if there is none.
 type Finder struct {
 	Version string // of this program
-	Socket  string // that --socket names
+	Socket  string // from --socket
 	Wait    time.Duration
 	WaitSet bool
-	// ownClient is the connection to the user's own daemon, beside that of another user; nil until
-	// a model needs it; guarded by starting
+	// ownClient is the connection to the user's own daemon, beside one to another user's; nil until
+	// a model needs it; guarded by startMu.
 	ownClient *unixsock.Client
 }
 
-// A client waits this long for a socket to appear that was named to it, or that was left by a
-// daemon which is just restarting; and for the answer of one that listens, which may be starting
-// under socket activation.
+// How long a client waits for a configured socket, or that of a restarting daemon, to appear; and
+// for the answer of a listening daemon, which may be starting under socket activation.
 const (
 	DefaultWait  = 3 * time.Second
 	MaxWait      = 10 * time.Second
@@ -39,7 +38,7 @@ func (f *Finder) CloseOwn() error {
 	return f.ownClient.Close()
 }
 
-// Sockets lists where the daemon is looked for, in order.
+// Sockets lists the sockets to try, in order.
 func (f *Finder) Sockets() []string {
 	if f.Socket != "" {
 		return []string{f.Socket}
@@ -51,7 +50,7 @@ func (f *Finder) Sockets() []string {
 func (f *Finder) Connect(ctx context.Context) (*unixsock.Client, error) {
 	paths := f.Sockets()
 	d := f.dialer()
-	// Without a sign of a daemon, present or past, there is no point in waiting for it.
+	// Wait only if a daemon is configured, or a socket exists.
 	if f.WaitSet || len(paths) == 1 || slices.ContainsFunc(paths, exists) {
 		d.Wait = f.Wait
 	}
@@ -78,7 +77,7 @@ func (f *Finder) dialer() unixsock.Dialer {
 	return unixsock.Dialer{Name: "epcachectl " + f.Version, HelloTimeout: helloTimeout}
 }
 
-// withLongWait returns a finder that waits for a daemon as long as may be.
+// withLongWait returns a finder with the longest wait.
 func (f *Finder) withLongWait() *Finder {
 	patient := *f
 	patient.Wait, patient.WaitSet = MaxWait, true
@@ -95,7 +94,7 @@ func (f *Finder) Reconnect(ctx context.Context) (*unixsock.Client, error) {
 		select {
 		case <-ctx.Done():
 		case <-time.After(100 * time.Millisecond):
-			// one that accepts and hangs up is not asked without a pause
+			// pause for a daemon that accepts and closes at once
 		}
 	}
 }

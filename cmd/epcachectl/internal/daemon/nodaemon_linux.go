@@ -20,8 +20,8 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// noDaemon distinguishes a daemon that does not run from one that does not answer; other errors it
-// leaves alone.
+// noDaemon distinguishes a daemon that does not run from one that does not answer. It returns other
+// errors unchanged.
 func noDaemon(paths []string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return exit.Hint(err, "for the reason: epcachectl doctor")
@@ -58,7 +58,7 @@ func (f *Finder) howToStart(err error) error {
 	return none
 }
 
-// silentDaemon reports a daemon that has a socket and says nothing.
+// silentDaemon returns the error for a daemon that listens but does not answer.
 func silentDaemon(paths []string, err error) error {
 	h, known := holderOf(paths)
 	where, log := strings.Join(paths, " or "), LogOf(paths)
@@ -79,7 +79,8 @@ func silentDaemon(paths []string, err error) error {
 	return &exit.NoDaemonError{Text: text + why, Hint: hint, Cause: err}
 }
 
-// LogOf says where the log of the daemon is that serves the first socket among the paths.
+// LogOf says where to find the log of the daemon that serves the first existing socket among the
+// paths.
 func LogOf(paths []string) string {
 	for _, path := range paths {
 		_, err := os.Lstat(path)
@@ -88,7 +89,7 @@ func LogOf(paths []string) string {
 		case path == unixsock.SystemSocket:
 			return "its log: journalctl -u epcached"
 		case slices.Contains(unixsock.UserSockets(), path):
-			// that of one that a client started
+			// The log of a daemon that a client started.
 			own := filepath.Join(unixsock.UserState(), "epcached.log")
 			if _, err := os.Stat(own); err == nil {
 				return "its log: " + own
@@ -101,8 +102,8 @@ func LogOf(paths []string) string {
 	return "its log: journalctl -u epcached"
 }
 
-// holder is the process that listens at a socket, as far as the kernel reports it: it does so of
-// one that is stopped as well.
+// holder is the process that listens at a socket, as the kernel reports it, also for a suspended
+// process.
 type holder struct {
 	path    string
 	pid     int
@@ -111,21 +112,21 @@ type holder struct {
 
 func holderOf(paths []string) (h holder, ok bool) {
 	for _, path := range paths {
-		// a full queue would have it wait
+		// with a timeout, because a full queue blocks
 		conn, err := net.DialTimeout("unix", path, 50*time.Millisecond)
 		if err != nil {
 			continue
 		}
 		h = holder{path: path}
 		if raw, err := conn.(*net.UnixConn).SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) { // without an answer nothing is known
+			_ = raw.Control(func(fd uintptr) { // on an error the holder is unknown
 				if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET,
 					unix.SO_PEERCRED); err == nil {
 					h.pid = int(peer.Pid) // 0 for one of another pid namespace
 				}
 			})
 		}
-		_ = conn.Close() // nothing was said
+		_ = conn.Close() // no data was sent
 		h.stopped = stopped(h.pid)
 		return h, true
 	}
@@ -137,7 +138,7 @@ func stopped(pid int) bool {
 	if err != nil {
 		return false
 	}
-	// the name before it may hold anything
+	// the name before it may have any characters
 	rest := bytes.TrimLeft(text[bytes.LastIndexByte(text, ')')+1:], " ")
 	return len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Examination looks at what an application loads.
+// Examination examines the libraries that an application loads.
 type Examination struct {
 	Client    *unixsock.Client // nil: no daemon
 	ownDaemon bool             // the daemon runs as this user
@@ -30,7 +30,7 @@ type Examination struct {
 	findings
 }
 
-// runtime looks at a directory without loading anything of it.
+// runtime examines a directory without loading its libraries.
 func (x *Examination) runtime(ctx context.Context, dir string) {
 	subject := "runtime " + dir
 	r, err := compilers.Find(dir)
@@ -51,8 +51,8 @@ func (x *Examination) runtime(ctx context.Context, dir string) {
 	x.CheckKnown(ctx, subject, r)
 }
 
-// CheckKnown reports whether the daemon has what the application loads: it serves builds only for
-// runtimes that it can judge.
+// CheckKnown checks that the daemon has the application's libraries, because it serves builds only
+// for runtimes that it can judge.
 func (x *Examination) CheckKnown(ctx context.Context, subject string, r compilers.Runtime) {
 	if x.Client == nil {
 		return
@@ -83,7 +83,7 @@ func (x *Examination) CheckKnown(ctx context.Context, subject string, r compiler
 	}
 }
 
-// daemonsRuntime finds the runtime that has the library, or one of equal content.
+// daemonsRuntime finds the runtime with the library, or with an equal one.
 func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	ep compilers.EPLibrary) *wire.RuntimeFacts {
 	digest, err := runtimes.LibraryDigest(ctx, ep)
@@ -102,7 +102,7 @@ func daemonsRuntime(ctx context.Context, all []*wire.RuntimeFacts,
 	return nil
 }
 
-// packageVersion returns the version of the Python package of a library; "": pip did not install
+// packageVersion returns the version of the Python package of a library; "" if pip did not install
 // it.
 func packageVersion(ep compilers.EPLibrary) string {
 	info, _ := compilers.EPByName(ep.EP)
@@ -187,8 +187,8 @@ func (x *Examination) checkStarts(ctx context.Context, subject, python string, f
 	return true
 }
 
-// plainSessions warns of what happens without a word: ONNX Runtime takes the name of a plugin for
-// one that is not there, and runs on the CPU.
+// plainSessions warns of a silent fallback: a plain session that names a plugin EP without
+// registering it runs on the CPU.
 func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compilers.EPLibrary) {
 	if slices.Contains(facts.Providers, ep.EP) {
 		return
@@ -224,8 +224,8 @@ var incompatibleReleases = []struct {
 		"install 2.4.0 or later of it, or onnxruntime 1.24.4 beside it"},
 }
 
-// incompatibility returns why an execution provider does not start with an ONNX Runtime, and what
-// to do; "" where nothing is known against the pair.
+// incompatibility returns why an execution provider does not start with an ONNX Runtime, with the
+// remedy; "" if no problem is known.
 func incompatibility(ep, version, ort string) (text, hint string) {
 	var numbers [2]int
 	if _, err := fmt.Sscanf(ort, "%d.%d", &numbers[0], &numbers[1]); err != nil {
@@ -244,14 +244,14 @@ func incompatibility(ep, version, ort string) (text, hint string) {
 var doctorScript string
 
 const (
-	// before the one line that counts: vendors' libraries print, too
+	// prefix of the result's line, because vendors' libraries print too
 	pythonMark    = "epcachectl-doctor:"
 	pythonTimeout = 60 * time.Second
-	pythonOutput  = 1 << 20 // bytes that are kept of what it prints
+	pythonOutput  = 1 << 20 // bytes kept of its output
 )
 
 type pythonFacts struct {
-	Cores      []string `json:"cores"` // packages that bring onnxruntime itself
+	Cores      []string `json:"cores"` // packages that contain onnxruntime
 	Epcache    bool     `json:"epcache"`
 	ORTVersion string   `json:"ort_version"`
 	Site       string   `json:"site"` // the directory that contains onnxruntime
@@ -281,8 +281,8 @@ func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*p
 	return &facts, err
 }
 
-// askEpcache has the Python's own epcache look at it, so that both doctors find the same. It fails
-// where that is too old.
+// askEpcache runs the doctor of the Python's own epcache, so that both report the same. It fails if
+// that is too old.
 func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*pythonTimeout)
 	defer cancel()
@@ -300,7 +300,7 @@ func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
 		len(found.Findings) == 0 {
 		return nil, errors.Join(wrong, err)
 	}
-	return found.Findings, nil // problems make another exit status
+	return found.Findings, nil // the exit status is not 0 if there are problems
 }
 
 func runPython(ctx context.Context, to any, python string, args ...string) error {

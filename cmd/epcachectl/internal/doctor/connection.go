@@ -33,8 +33,8 @@ const (
 	subjectDaemon   = "daemon"
 )
 
-// slowAnswer is how long an answer that takes no work may take before it is remarked on. Clients of
-// Python give up after 50 ms.
+// slowAnswer is how long a trivial answer may take without a warning. Python clients fall back
+// after 50 ms.
 const slowAnswer = 50 * time.Millisecond
 
 // lookForDaemon finds the socket and connects. The client is nil if no daemon answers this user.
@@ -52,7 +52,7 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 		case err == nil && !slices.ContainsFunc(found, func(other fs.FileInfo) bool {
 			return os.SameFile(other, info)
 		}):
-			// A user's daemon leads to its socket from a second place: that is one.
+			// A link of the user's daemon to its socket counts once.
 			there, found = append(there, path), append(found, info)
 		}
 	}
@@ -146,7 +146,7 @@ func (f *findings) notConnected(ctx context.Context, a *cli.Call, there []string
 	}
 }
 
-// deniedSocket returns the first of the paths that this process may not reach or may not write.
+// deniedSocket returns the first of the paths that this process may not access.
 func deniedSocket(paths []string) string {
 	for _, path := range paths {
 		if errors.Is(unix.Access(path, unix.W_OK), fs.ErrPermission) {
@@ -168,7 +168,7 @@ func (f *findings) versions(a *cli.Call, hello *wire.HelloReply, status *wire.St
 			status.GetVersion(), status.GetPid(), hello.GetDaemonUid(), hello.GetUid(),
 			hello.GetScope())
 	}
-	// Readable only of one's own processes, or by root: else it is not known.
+	// Readable only for own processes, or by root.
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", status.GetPid())); err == nil &&
 		strings.HasSuffix(exe, " (deleted)") {
 		f.warning(subjectDaemon, "its program was replaced after it started, and it still runs "+
@@ -179,7 +179,7 @@ func (f *findings) versions(a *cli.Call, hello *wire.HelloReply, status *wire.St
 // restartHint says how to restart a daemon, however it was started.
 const restartHint = "epcachectl stop ends it, and prints how to start it again"
 
-// socketOrigin says why it is this daemon that is asked, and whether a client started it.
+// socketOrigin says why this daemon is used, and whether a client started it.
 func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
 	how := "found at a default socket"
 	if a.Socket != "" {
@@ -198,7 +198,7 @@ func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
 	}
 	f.ok(subjectDaemon, "%s", how)
 	if status.GetStartedBy() == "client" {
-		return // it reads the user's own configuration, and reports what is wrong with it
+		return // it reports errors in the user's configuration itself
 	}
 	if _, err := ownConfiguration(); err != nil {
 		f.problem("configuration", "the user's own daemon would not start: "+err.Error(),
@@ -206,14 +206,14 @@ func (f *findings) socketOrigin(a *cli.Call, status *wire.StatusReply) {
 	}
 }
 
-// minFreeSpace is what a daemon leaves free on its disk, in bytes: with less nothing is compiled,
+// minFreeSpace is how many bytes a daemon leaves free on its disk. With less it does not compile,
 // and with much less it does not start.
 const minFreeSpace = 16 << 20
 
-// whyCannotStart returns what would keep the program from starting the user's own daemon, and what
-// to do; "" where nothing is seen. It tries nothing that leaves a trace.
+// whyCannotStart returns why the program could not start the user's own daemon, with the remedy; ""
+// if no reason is found. It changes no files.
 func whyCannotStart(ctx context.Context, program string) (text, hint string) {
-	// one that is beside this program is what it should be
+	// Only if the variable chose it; a program beside this one is trusted.
 	if os.Getenv(daemon.ProgramVariable) != "" {
 		if text := whyNotDaemon(ctx, program); text != "" {
 			return text + daemon.ProgramOrigin(),
@@ -248,7 +248,7 @@ func whyCannotStart(ctx context.Context, program string) (text, hint string) {
 
 const fixConfigurationHint = "correct it: epcachectl config check lists all mistakes"
 
-// ownConfiguration reads what the user's own daemon would start with. Its error is one line.
+// ownConfiguration reads the configuration of the user's own daemon. Its error is one line.
 func ownConfiguration() (*config.Settings, error) {
 	s, err := config.LoadUserFile("")
 	if err == nil {

@@ -1,4 +1,5 @@
-// Package doctor looks for what keeps epcached from being of use, and prints its findings.
+// Package doctor finds problems that prevent applications from using epcached, and prints its
+// findings.
 package doctor
 
 import (
@@ -13,8 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Finding is one thing that was looked at: what is found, why it matters, and what to do. The names
-// are a contract for scripts.
+// Finding is the result of one check: the finding, why it matters, and the remedy. The names are a
+// contract for scripts.
 type Finding struct {
 	Severity string `json:"severity"` // "problem", "warning", "ok"
 	Subject  string `json:"subject"`
@@ -33,7 +34,7 @@ const (
 type Result struct {
 	Problems int       `json:"problems"`
 	Warnings int       `json:"warnings"`
-	Daemon   bool      `json:"daemon"` // one answers
+	Daemon   bool      `json:"daemon"` // a daemon answers
 	Findings []Finding `json:"findings"`
 }
 
@@ -54,13 +55,13 @@ func (f *findings) ok(subject, format string, args ...any) {
 	f.List = append(f.List, Finding{severityOK, subject, fmt.Sprintf(format, args...), "", f.side})
 }
 
-// Examine prints what it finds of the connection, of the daemon, and of an application that has a
-// runtime and a Python; "" for none.
+// Examine checks the connection, the daemon, and an application with this runtime and Python (""
+// for none), and prints the findings.
 func Examine(ctx context.Context, a *cli.Call, runtime, python string) error {
 	client, all := lookForDaemon(ctx, a)
 	answers := client != nil
 	if answers {
-		defer client.Close() // nothing is under way
+		defer client.Close() // no request is under way
 		all = append(all, askDoctor(ctx, client)...)
 	}
 	application := &Examination{Client: client, socket: a.Socket,
@@ -96,8 +97,8 @@ func printFindings(a *cli.Call, all []Finding, answers bool) error {
 	} else {
 		listFindings(a.Print, &result)
 	}
-	// A daemon that the next program would start is none that stays away, and one that refuses this
-	// client is there.
+	// A missing daemon is no problem if the next program would start it, or if it only refuses this
+	// client.
 	staysAway := func(f Finding) bool { return f.Side == "client" && f.Severity == severityProblem }
 	refusesUs := func(f Finding) bool {
 		return f.Subject == subjectProtocol || f.Subject == subjectRights

@@ -31,7 +31,7 @@ const (
 	Stale      = 6
 	NotAllowed = 7
 	Short      = 8
-	signaled   = 128 // and the signal's number
+	signaled   = 128 // plus the signal's number
 	Interrupt  = 130
 )
 
@@ -48,7 +48,7 @@ var meaning = map[int]string{
 	Interrupt:  "interrupted",
 }
 
-// Help is the part of a verb's help that says how it exits.
+// Help returns the section on exit codes in a verb's help.
 func Help(codes ...int) string {
 	var b strings.Builder
 	b.WriteString("\n\nExit status:")
@@ -58,7 +58,7 @@ func Help(codes ...int) string {
 	return b.String()
 }
 
-// AskingCodes are those of a verb that asks the daemon for something.
+// AskingCodes are the exit codes of a verb that sends a request to the daemon.
 var AskingCodes = []int{Done, Failed, BadUsage, NotFound, NoDaemon, NotAllowed}
 
 // coded is an error that leads to an exit code.
@@ -72,13 +72,13 @@ func (e coded) Unwrap() error { return e.error }
 // Usage makes an error a mistake in the call.
 func Usage(err error) error { return coded{err, BadUsage} }
 
-// Damaged makes an error one about something stored that is not what it should be.
+// Damaged makes an error one about damage in a store.
 func Damaged(err error) error { return coded{err, Damage} }
 
 // Usagef is Usage of an error of its own.
 func Usagef(format string, args ...any) error { return Usage(fmt.Errorf(format, args...)) }
 
-// OneOf is the mistake of a flag with a value that is none of several words; nil if it is one.
+// OneOf returns an error if a flag's value is not one of the words.
 func OneOf(flag, value string, words ...string) error {
 	if slices.Contains(words, value) {
 		return nil
@@ -97,12 +97,12 @@ func DidYouMean(prefix, name string, known ...string) string {
 	return ""
 }
 
-// Status carries the exit code of what was reported already.
+// Status is an error with an exit code that was reported already.
 type Status int
 
 func (e Status) Error() string { return meaning[int(e)] }
 
-// Missing says in words of its own what is not there: errors.Is(err, fs.ErrNotExist) holds.
+// Missing is an error with its own text for which errors.Is(err, fs.ErrNotExist) is true.
 type Missing string
 
 func (m Missing) Error() string        { return string(m) }
@@ -117,17 +117,17 @@ func Code(err error) int {
 		return int(done)
 	}
 	if stopped, is := errors.AsType[interruption](err); is {
-		return signaled + int(stopped.signal) // as a shell has it
+		return signaled + int(stopped.signal) // as in a shell
 	}
 	known, is := errors.AsType[coded](err)
 	_, corrupt := errors.AsType[*cas.CorruptError](err)
 	switch {
 	case errors.Is(err, unixsock.ErrConnectionLost):
-		// with what the two could not agree on, perhaps
+		// perhaps with a version that is too different
 		return NoDaemon
 	case is:
 		return known.code
-	case errors.Is(err, unixsock.ErrBadRequest): // which only the daemon could find wrong
+	case errors.Is(err, unixsock.ErrBadRequest): // found only by the daemon
 		return BadUsage
 	case corrupt:
 		return Damage
@@ -153,7 +153,7 @@ func (e verbError) Error() string {
 	return fmt.Sprintf("%s %q: %s", e.verb, e.object, e.causeText())
 }
 
-// causeText is the cause without the object's name, because the daemon names the model already.
+// causeText returns the cause without the object's name, which is printed before it.
 func (e verbError) causeText() string {
 	text := strings.TrimPrefix(e.cause.Error(), e.object+": ")
 	if text == fmt.Sprintf("no entry %q", e.object) {
@@ -218,7 +218,7 @@ func Hint(err error, hint string) error {
 
 func (e *hintedError) Unwrap() error { return e.error }
 
-// NoDaemonError says in one sentence that no daemon answers, wherever it was looked for.
+// NoDaemonError says in one sentence that no daemon answers at any of the sockets.
 type NoDaemonError struct {
 	Text, Hint string
 	Cause      error
@@ -268,9 +268,8 @@ type lateError time.Duration
 func (e lateError) Error() string { return fmt.Sprintf("no result within %v", time.Duration(e)) }
 func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 
-// TimeoutError returns the error that says that the time of --timeout is over, or that a signal
-// came, if the error comes from that. fate says what becomes of what was asked for, and how to
-// have it otherwise; it may be nil.
+// TimeoutError replaces an error that --timeout or a signal has caused by one that says so. fate
+// says what happens to the request, and how to change that; it may be nil.
 func TimeoutError(ctx context.Context, err error, timeout time.Duration,
 	fate func() (text, hint string)) error {
 	var stopped interruption
@@ -279,7 +278,7 @@ func TimeoutError(ctx context.Context, err error, timeout time.Duration,
 	switch {
 	case errors.As(err, &stopped): // reported already
 		return err
-	// A frame that stops in its middle has a deadline of its own, which is not the caller's.
+	// os.ErrDeadlineExceeded alone may be the deadline of an incomplete frame.
 	case timeout > 0 && (errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil &&
 		errors.Is(err, os.ErrDeadlineExceeded)):
 		over, hint = lateError(timeout), "allow more time with --timeout"

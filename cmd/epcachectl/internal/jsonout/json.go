@@ -15,7 +15,7 @@ import (
 // Object is a JSON object as --json prints it.
 type Object = map[string]any
 
-// durations are the fields in milliseconds that are no times.
+// durations are the fields in milliseconds that are durations and not times.
 var durations = []string{"elapsed_ms", "estimate_ms", "deadline_ms"}
 
 // Of returns the fields of a message, or only those that are named. Their names are those in
@@ -72,14 +72,14 @@ func jsonValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 		if value := f.Enum().Values().ByNumber(v.Enum()); value != nil {
 			return value.Name()
 		}
-		return v.Enum() // of a newer daemon
+		return v.Enum() // a value of a newer daemon
 	case f.Name() == "record":
 		return Record(v.String())
 	}
 	return v.Interface()
 }
 
-// List returns each message of a list as objectOf does.
+// List returns Of for each message of a list.
 func List[M proto.Message](list []M) []any {
 	out := make([]any, len(list))
 	for i, m := range list {
@@ -88,7 +88,7 @@ func List[M proto.Message](list []M) []any {
 	return out
 }
 
-// Record passes a record on as it is, where it is JSON.
+// Record returns a record unchanged if it is JSON, otherwise as text.
 func Record(record string) any {
 	switch {
 	case record == "":
@@ -99,7 +99,7 @@ func Record(record string) any {
 	return record
 }
 
-// Indented is a value as JSON with a newline behind it, all lines but the first behind a prefix.
+// Indented returns a value as JSON with a final newline. All lines but the first have the prefix.
 func Indented(prefix string, v any) ([]byte, error) {
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)

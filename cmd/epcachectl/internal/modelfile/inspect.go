@@ -28,7 +28,7 @@ type Inspected struct {
 	Compatibility   map[string]string `json:"compatibility"` // by execution provider
 	Contexts        []contextResult   `json:"contexts"`
 	Sidecars        []sidecarResult   `json:"sidecars"`
-	// why it does not load as a compiled model
+	// Problem says why it does not load as a compiled model.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -66,8 +66,8 @@ type sidecarResult struct {
 	Problem   string `json:"problem,omitempty"`
 }
 
-// Inspect reads an ONNX file and finds the files that it refers to. An error says that it cannot be
-// read; what keeps a compiled model from loading is its Problem.
+// Inspect reads an ONNX file and finds the files that it refers to. It fails if the file cannot be
+// read. Other problems of a compiled model are in Problem.
 func Inspect(ctx context.Context, path string) (*Inspected, error) {
 	m, err := Open(path)
 	if err != nil {
@@ -143,7 +143,7 @@ func valuesOf(values []epmodel.Value) []valueResult {
 	return out
 }
 
-// sidecarsOf looks for the files that the model refers to, and notes those that are there in files.
+// sidecarsOf looks for the files that the model refers to, and adds the existing ones to files.
 func sidecarsOf(m *Model, model *epmodel.Model, files map[string]int64) []sidecarResult {
 	if info, err := m.File.Stat(); err == nil {
 		files[info.Name()] = info.Size()
@@ -161,7 +161,7 @@ func sidecarsOf(m *Model, model *epmodel.Model, files map[string]int64) []sideca
 	return out
 }
 
-// Rows are the table of the file.
+// Rows returns the table that describes the file.
 func (i *Inspected) Rows() [][]string {
 	rows := [][]string{
 		{"file", term.Printable(i.File) + "  " + term.Bytes(i.Size)},
@@ -223,7 +223,7 @@ func (c *contextResult) line() string {
 		term.TextOrDash(c.HardwareArchitecture), term.TextOrDash(c.PartitionName), where)
 }
 
-// attributeLines lists the attributes that are not in line, each on a line of its own.
+// attributeLines lists the long attributes, each on its own line.
 func (c *contextResult) attributeLines() (lines []string) {
 	add := func(name, value string) {
 		lines = append(lines, "  "+term.Printable(name)+" = "+term.Printable(value))

@@ -1,4 +1,5 @@
-// Package modelfile opens models with the caller's rights: the daemon opens nothing by name.
+// Package modelfile opens models with the caller's rights: because the daemon opens no client's
+// file by name.
 package modelfile
 
 import (
@@ -23,18 +24,17 @@ import (
 	"github.com/epcached/epcached/unixsock"
 )
 
-// Model is a model that this process opened with its own rights. The daemon opens nothing of a
-// client's by name.
+// Model is a model that this process opened with its own rights.
 type Model struct {
 	Path         string
 	File         *os.File
-	Dirs         []string               // where its external data is looked for, in order
-	openedStamps map[string]os.FileInfo // by path: what was opened
+	Dirs         []string               // directories to search for external data, in order
+	openedStamps map[string]os.FileInfo // by path: the file as it was opened
 }
 
-// Open opens a model. Caches of model hubs are full of links, and put either the links or what they
-// point to side by side: external data is looked for beside the path as it is spelled, then beside
-// what it points to.
+// Open opens a model. Caches of model hubs consist of links, and have external data either beside
+// the links or beside their targets. So it is searched beside the path as spelled, then beside its
+// target.
 func Open(path string) (*Model, error) {
 	m := &Model{Path: path, Dirs: []string{filepath.Dir(path)},
 		openedStamps: make(map[string]os.FileInfo)}
@@ -49,7 +49,7 @@ func Open(path string) (*Model, error) {
 	return m, nil
 }
 
-// open opens a file, and remembers what it was.
+// open opens a file, and records its identity.
 func (m *Model) open(path string) (*os.File, error) {
 	f, err := OpenRegular(path)
 	if err != nil {
@@ -65,10 +65,10 @@ func (m *Model) open(path string) (*os.File, error) {
 // Name returns the model's file name, as the daemon receives it.
 func (m *Model) Name() string { return strings.ToValidUTF8(filepath.Base(m.Path), "\uFFFD") }
 
-// Absolute returns where the model lies, "" where that is not known or too long to be sent.
+// Absolute returns the model's absolute path, "" if it is unknown or too long to send.
 func (m *Model) Absolute() string { return Absolute(m.Path) }
 
-// Absolute returns the path of a model as the daemon is sent it, "" where it cannot be.
+// Absolute returns the absolute path of a model, "" if it is unknown or too long to send.
 func Absolute(path string) string {
 	absolute, err := filepath.Abs(path)
 	if err != nil || len(absolute) > modelname.MaxPath || !utf8.ValidString(absolute) {
@@ -77,7 +77,7 @@ func Absolute(path string) string {
 	return absolute
 }
 
-// OpenRegular does not wait for the other end of a FIFO, and takes nothing but files.
+// OpenRegular opens a regular file. It does not block on a FIFO, and refuses other kinds of files.
 func OpenRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -93,7 +93,7 @@ func OpenRegular(path string) (*os.File, error) {
 	return f, nil
 }
 
-// PlainPathError leaves the path out: the message names it already.
+// PlainPathError removes the path from an error, because the message names it already.
 func PlainPathError(err error) error {
 	if path, is := errors.AsType[*fs.PathError](err); is {
 		return path.Err
@@ -101,7 +101,7 @@ func PlainPathError(err error) error {
 	return err
 }
 
-// KindName spells what kind of file a mode is of.
+// KindName names the kind of file of a mode.
 func KindName(mode fs.FileMode) string {
 	switch {
 	case mode.IsRegular():
@@ -125,7 +125,7 @@ func (m *Model) External(location string) (*os.File, error) {
 	}
 	var failed error
 	for _, dir := range m.Dirs {
-		// as it is spelled, because the system resolves "s/../w.bin" by what "s" is
+		// uncleaned, because the system resolves "s/../w.bin" after following "s"
 		f, err := m.open(dir + "/" + location)
 		if err == nil {
 			return f, nil
@@ -143,7 +143,7 @@ func (m *Model) ExternalSize(location string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close() // nothing was read
+	defer f.Close() // opened for reading
 	info, err := f.Stat()
 	if err != nil {
 		return 0, err
@@ -161,7 +161,7 @@ func (m *Model) Read(ctx context.Context) (*epmodel.Model, epmodel.Source, error
 	return model, source, err
 }
 
-// CloseFiles closes files that were only read from.
+// CloseFiles closes files that were opened for reading.
 func CloseFiles(files []*os.File) {
 	for _, f := range files {
 		f.Close()
@@ -188,7 +188,7 @@ func (m *Model) References(ctx context.Context) (names []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close() // only read from; few are
+		defer f.Close() // opened for reading; there are few
 		source, err := epmodel.FileSource(f)
 		if err != nil {
 			return nil, err
@@ -202,7 +202,7 @@ func (m *Model) References(ctx context.Context) (names []string, err error) {
 	return names, nil
 }
 
-// Digest is the model digest, computed here.
+// Digest computes the model digest.
 func (m *Model) Digest(ctx context.Context) (cas.Digest, error) {
 	model, source, err := m.Read(ctx)
 	if err != nil {
@@ -226,12 +226,12 @@ func (m *Model) Digest(ctx context.Context) (cas.Digest, error) {
 	return cas.Digest(d), err
 }
 
-// Close needs no result: the file was only read from.
+// Close closes the file. It returns no error because the file was opened for reading.
 func (m *Model) Close() { _ = m.File.Close() }
 
-// Linked returns the path of a link to the model, which has the name of the graph that is compiled,
-// beside the directory of a job: the daemon has its models there. ONNX Runtime hashes the spelling
-// of the path into names, so the artefact has the same bytes wherever the model lies. It returns
+// Linked makes a link to the model beside a job's directory, where the daemon has its models, with
+// the name that the daemon would use, and returns its path. ONNX Runtime hashes the spelling of the
+// path into names, so the artefact then has the same bytes for every path of the model. It returns
 // the model's own path if the model has external data, which ONNX Runtime looks for beside it.
 func (m *Model) Linked(dir, output string) (string, error) {
 	model, err := filepath.Abs(m.Path)
@@ -246,7 +246,7 @@ func (m *Model) Linked(dir, output string) (string, error) {
 	return link, os.Symlink(model, link)
 }
 
-// Unchanged reports whether the model's files are still those that the daemon has seen. The daemon
+// Unchanged fails if the model's files are not those any more that the daemon has seen. The daemon
 // cannot check that itself.
 func (m *Model) Unchanged() error {
 	for path, then := range m.openedStamps {
@@ -283,8 +283,8 @@ func CloseAll(models []*Model) {
 	}
 }
 
-// Entry lets a model's path stand for its entry: a file of that name is meant before a key or name
-// in the store.
+// Entry replaces the path of a model by its digest. An existing file takes precedence over a key or
+// name in the store.
 func Entry(ctx context.Context, arg string) (string, error) {
 	if info, err := os.Stat(arg); err != nil || !info.Mode().IsRegular() {
 		return arg, nil
@@ -298,7 +298,7 @@ func Entry(ctx context.Context, arg string) (string, error) {
 	return d.String(), err
 }
 
-// Entries returns the entries that arguments stand for.
+// Entries calls Entry for each argument.
 func Entries(ctx context.Context, args []string) ([]string, error) {
 	entries := make([]string, len(args))
 	for i, arg := range args {
@@ -311,8 +311,7 @@ func Entries(ctx context.Context, args []string) ([]string, error) {
 	return entries, nil
 }
 
-// AsGiven has an error speak of entries as they were given: of a model's file the daemon knows the
-// digest only.
+// AsGiven replaces digests in an error by the arguments of the call.
 func AsGiven(err error, args, entries []string) error {
 	e, is := errors.AsType[*unixsock.Error](err)
 	if !is {

@@ -19,7 +19,7 @@ import (
 	"github.com/epcached/epcached/portable"
 )
 
-// manifest has all keys that we write: ONNX Runtime refuses a package with a key it does not know.
+// manifest has only keys of the format, because ONNX Runtime refuses a package with unknown keys.
 type manifest struct {
 	SchemaVersion string               `json:"schema_version"`
 	Components    map[string]component `json:"components"`
@@ -29,7 +29,7 @@ type component struct {
 	Variants variants `json:"variants"`
 }
 
-// variants are in order, because ONNX Runtime takes the first of those that suit equally well.
+// variants are ordered, because ONNX Runtime uses the first of equally good ones.
 type variants []variant
 
 type variant struct {
@@ -60,7 +60,7 @@ func (vs variants) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// componentName is of the one component that a package has.
+// componentName is the name of a package's only component.
 const componentName = "model"
 
 // Build is a build that may be in a package.
@@ -69,7 +69,7 @@ type Build struct {
 	Made time.Time
 }
 
-// Name is what the package calls the build's variant.
+// Name returns the name of the build's variant.
 func (b Build) Name() string { return b.Config.BuildKey.String()[:12] }
 
 func (b Build) variant() variant {
@@ -87,9 +87,9 @@ func (b Build) variant() variant {
 	return v
 }
 
-// Select returns the builds that a package has, in its order, and what to warn of. Of builds that
-// are alike for ONNX Runtime only the newest stays. Builds whose execution provider states no
-// compatibility are last: ONNX Runtime takes them unjudged.
+// Select returns the builds for a package in order, and warnings. Of builds that ONNX Runtime
+// cannot distinguish it keeps only the newest. Builds without a compatibility string are last,
+// because ONNX Runtime uses them without a verdict.
 func Select(builds []Build) (kept []Build, warnings []string) {
 	states := func(b Build) int { return min(len(b.variant().Compatibility), 1) }
 	builds = slices.Clone(builds)
@@ -123,7 +123,7 @@ func Select(builds []Build) (kept []Build, warnings []string) {
 }
 
 // Write makes a package of builds of the bundle in a directory, whose files it verifies. It is made
-// beside them and renamed, so that it is there as a whole or not at all.
+// under a temporary name and renamed, so that it is complete or missing.
 func Write(ctx context.Context, bundle, to string, builds []Build) error {
 	if some, err := os.ReadDir(to); err == nil && len(some) > 0 {
 		return fmt.Errorf("%s: not empty", to)

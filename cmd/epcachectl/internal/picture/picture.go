@@ -1,4 +1,4 @@
-// Package picture draws what the files of builds share.
+// Package picture draws the bytes that files of builds share.
 package picture
 
 import (
@@ -43,16 +43,16 @@ type picture struct {
 	layout  *wire.LayoutReply
 	files   []*wire.FileLayout // in the order of rows
 	colours map[string]string
-	shared  []string         // holders that others take from, the most first
-	takers  map[string]int   // of each: other files that have bytes of it
-	bytes   map[string]int64 // of each: that others take, each file's
+	shared  []string         // holders with shared bytes, the most first
+	takers  map[string]int   // by holder: number of other files with its bytes
+	bytes   map[string]int64 // by holder: sum of shared bytes of all files
 	taken   map[string][]*wire.Piece
 	byName  map[string]*wire.FileLayout // by digest
-	family  map[string]string           // by digest or holder: one of them
+	family  map[string]string           // by digest or holder: representative of its family
 	out     bytes.Buffer
 }
 
-// Draw returns the picture as an SVG that needs nothing besides.
+// Draw returns the picture as a self-contained SVG.
 func Draw(l *wire.LayoutReply) []byte {
 	p := &picture{layout: l, colours: map[string]string{}, takers: map[string]int{},
 		bytes: map[string]int64{}, taken: map[string][]*wire.Piece{},
@@ -76,7 +76,7 @@ func Draw(l *wire.LayoutReply) []byte {
 func (p *picture) findFamilies() {
 	for _, f := range p.layout.GetFiles() {
 		if p.byName[f.Digest] != nil {
-			continue // several builds have this file: one bar
+			continue // one bar for a file of several builds
 		}
 		p.byName[f.Digest] = f
 		p.files = append(p.files, f)
@@ -117,8 +117,8 @@ func (p *picture) root(digest string) string {
 	return digest
 }
 
-// order puts those that share something next to each other: the families that take most first, in
-// each the files that others take from first.
+// order sorts files that share bytes next to each other: the largest families first, and in each
+// the files that store shared bytes first.
 func (p *picture) order() {
 	sizes := map[string]int64{}
 	for _, f := range p.files {
@@ -133,11 +133,11 @@ func (p *picture) order() {
 
 func escaped(text string) string {
 	var b bytes.Buffer
-	_ = xml.EscapeText(&b, []byte(term.Printable(text))) // a buffer takes everything
+	_ = xml.EscapeText(&b, []byte(term.Printable(text))) // a buffer has no write errors
 	return b.String()
 }
 
-// shortened cuts a name in the middle: its end distinguishes variants.
+// shortened cuts a name in the middle, because its end distinguishes variants.
 func shortened(name string, most int) string {
 	r := []rune(term.TextOrDash(name))
 	if len(r) > most {
@@ -146,8 +146,8 @@ func shortened(name string, most int) string {
 	return string(r)
 }
 
-// variant returns a name for the build of a file: what distinguishes it from the model's
-// others first, for the end may not fit.
+// variant returns a name for the build of a file. Parts that distinguish it from the model's other
+// builds come first, because the end may be cut.
 func (p *picture) variant(f *wire.FileLayout) string {
 	apart := func(part string) bool {
 		return slices.ContainsFunc(p.files, func(other *wire.FileLayout) bool {
@@ -240,7 +240,7 @@ func (p *picture) swatch(x, y int, colour, label string) {
 	p.text(x+18, y+10, "small", label)
 }
 
-// holderName is what the file is called that has bytes which others take.
+// holderName returns the name of a holder's file.
 func (p *picture) holderName(holder string) string {
 	if f := p.byName[holder]; f != nil {
 		return f.ModelName + " " + term.Short(f.Build)
@@ -285,7 +285,7 @@ type colourRun struct {
 	bytes    int64
 }
 
-// colourRuns paints a file in so many columns, each in what most of its bytes are.
+// colourRuns divides a file into columns, each with the colour of most of its bytes.
 func (p *picture) colourRuns(f *wire.FileLayout, columns int) (out []colourRun) {
 	type part struct {
 		at, end int64
@@ -344,7 +344,7 @@ func mergeOverlapping(all []*wire.Piece) (out []*wire.Piece) {
 	return out
 }
 
-// DigestAt returns the digest of the file at a place of Holders, "" beyond them.
+// DigestAt returns the digest of the file at an index of Holders, "" beyond them.
 func DigestAt(r *wire.LayoutReply, at uint32) string {
 	if int(at) < len(r.GetHolders()) {
 		return r.GetHolders()[at]
@@ -352,7 +352,7 @@ func DigestAt(r *wire.LayoutReply, at uint32) string {
 	return ""
 }
 
-// CompressedText returns how much of a packed file is kept compressed.
+// CompressedText says how many bytes of a packed file are compressed.
 func CompressedText(f *wire.FileLayout) string {
 	if f.GetCompressedBytes() == 0 {
 		return ""

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Status is how a program ended.
+// Status says how a program ended.
 type Status struct {
-	Code   int            // what a shell would say: 128 and more after a signal
-	signal syscall.Signal // what it died by, or 0
+	Code   int            // as in a shell: 128 plus the number after a signal
+	signal syscall.Signal // the signal that ended it, or 0
 }
 
-// Run runs a program to its end, and passes the signals on to it that this process gets meanwhile.
+// Run runs a program to its end, and forwards signals to it.
 func Run(cmd *exec.Cmd) (Status, error) {
 	caught := make(chan os.Signal, 16)
-	// Signals that were ignored at the start stay ignored in the program too, as nohup intends.
+	// Signals that are ignored at the start stay ignored in the program too, for nohup.
 	signal.Notify(caught, slices.DeleteFunc([]os.Signal{syscall.SIGHUP, syscall.SIGINT,
 		syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM,
 		syscall.SIGCONT, syscall.SIGWINCH},
@@ -36,7 +36,7 @@ func Run(cmd *exec.Cmd) (Status, error) {
 		select {
 		case s := <-caught:
 			if !reachedProgram(s) {
-				cmd.Process.Signal(s) // it may have ended this moment, which Wait reports
+				cmd.Process.Signal(s) // it may have ended just now, which Wait reports
 			}
 		case err := <-ended:
 			if _, is := errors.AsType[*exec.ExitError](err); err != nil && !is {
@@ -50,8 +50,8 @@ func Run(cmd *exec.Cmd) (Status, error) {
 	}
 }
 
-// reachedProgram reports whether the program has had the signal already: a terminal sends those of
-// its keys to the whole foreground, and a second interrupt would be one too many.
+// reachedProgram reports whether the program got the signal already, because a terminal sends
+// signals of its keys to the whole foreground process group. A second interrupt would be wrong.
 func reachedProgram(s os.Signal) bool {
 	if s != syscall.SIGINT && s != syscall.SIGQUIT && s != syscall.SIGWINCH {
 		return false
@@ -60,7 +60,7 @@ func reachedProgram(s os.Signal) bool {
 	if err != nil {
 		return false
 	}
-	defer terminal.Close() // only asked
+	defer terminal.Close() // opened for a query
 	foreground, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
 	return err == nil && foreground == unix.Getpgrp()
 }
@@ -68,15 +68,15 @@ func reachedProgram(s os.Signal) bool {
 // Repeat ends this process by the signal that ended the program, so that the parent sees the same.
 // It returns if there was none.
 func (s Status) Repeat() {
-	// The program has left a core where one was wanted.
+	// Without a core dump of this process; the program may have left its own.
 	if s.signal == 0 || unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) != nil {
 		return
 	}
-	// Go's own handlers print goroutines, and do not end by the signal. This is the kernel's
-	// struct, all zero: the default.
+	// Go's handlers would print goroutines, and not end by the signal. This is the kernel's struct
+	// sigaction, all zero: the default action.
 	var plain [4]uint64
 	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s.signal),
 		uintptr(unsafe.Pointer(&plain)), 0, 8, 0, 0)
-	// Should it not end by it, the exit status does.
+	// If the signal does not end the process, the exit status tells.
 	unix.Kill(unix.Getpid(), s.signal)
 }

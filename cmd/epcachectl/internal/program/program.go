@@ -1,5 +1,5 @@
-// Package program starts programs with an artefact: in the place of this process, or as a child
-// whose ONNX Runtime sessions come from the cache.
+// Package program starts programs: in place of this process with an artefact, or as a child whose
+// ONNX Runtime sessions use the cache.
 package program
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 )
 
-// Find finds what is to be run as a shell does. One that is not in PATH is not there:
-// errors.Is(err, fs.ErrNotExist) holds.
+// Find finds a program as a shell does. If it is not in PATH, errors.Is(err, fs.ErrNotExist) is
+// true.
 func Find(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if errors.Is(err, exec.ErrNotFound) {
@@ -32,21 +32,23 @@ func Find(name string) (string, error) {
 	return path, nil
 }
 
-// ResultVariable has for the program what get --json prints: a graph is to be loaded with exactly
-// the options that it contains.
+// ResultVariable is the environment variable with the output of get --json for the program, because
+// a graph must be loaded with exactly the options in it.
 const ResultVariable = "EPCACHE_GET"
 
-// MaxResultBytes bounds it: with a variable of 128 KiB (MAX_ARG_STRLEN) Linux starts no program.
+// MaxResultBytes bounds it, because Linux starts no program with a variable of 128 KiB
+// (MAX_ARG_STRLEN).
 const MaxResultBytes = 128<<10 - len(ResultVariable) - len("=\x00")
 
-// SetResultVariable sets the variable, and reports whether all fits: a part would be misread.
+// SetResultVariable sets the variable, and reports whether the results fit. It does not set a part
+// of them.
 func SetResultVariable(results []any) (fits bool, err error) {
 	text, err := json.Marshal(results)
 	if err != nil {
 		return false, err
 	}
 	if len(text) > MaxResultBytes {
-		// the results that the caller inherited are not about these models
+		// an inherited value is about other models
 		return false, os.Unsetenv(ResultVariable)
 	}
 	return true, os.Setenv(ResultVariable, string(text))
@@ -87,7 +89,7 @@ var numbered = regexp.MustCompile(`\{[0-9]+\}`)
 
 func placeholderOf(i int) string { return "{" + strconv.Itoa(i+1) + "}" }
 
-// FillPlaceholders returns the program with its arguments, with the paths in their places.
+// FillPlaceholders returns the program's arguments with the paths for placeholders.
 func FillPlaceholders(program, paths []string) []string {
 	argv := []string{program[0]}
 	for _, arg := range program[1:] {
@@ -103,8 +105,8 @@ func FillPlaceholders(program, paths []string) []string {
 	return argv
 }
 
-// Replace becomes another program, which inherits the files under their numbers. It returns only if
-// it fails.
+// Replace executes another program in this process, which inherits the files with their numbers. It
+// returns only on failure.
 func Replace(path string, argv []string, files []*os.File) error {
 	for _, f := range files {
 		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Settings is what the Python side reads; clients/python/epcache/_run/_settings.py is its twin.
+// Settings are read by the Python side; clients/python/epcache/_run/_settings.py has the same
+// fields.
 type Settings struct {
 	// EPs are the execution providers that sessions which ask for the CPU are sent to.
 	EPs          []*wire.ExecutionProvider `json:"eps,omitempty"`
@@ -20,8 +21,8 @@ type Settings struct {
 	VerifyOutput float64                   `json:"verify_output,omitempty"`
 }
 
-// Environment is that of a program which makes its sessions from the cache: report is the file that
-// its processes append to, and socket that of the daemon, "" for the usual ones.
+// Environment returns the environment of a program whose sessions use the cache. report is the file
+// that its processes append to, and socket the daemon's, "" for the default ones.
 func Environment(settings Settings, report, socket string) ([]string, error) {
 	hook, err := findHook()
 	if err != nil {
@@ -35,7 +36,7 @@ func Environment(settings Settings, report, socket string) ([]string, error) {
 	if own := os.Getenv("PYTHONPATH"); own != "" {
 		path += string(os.PathListSeparator) + own
 	}
-	// Of two of one name the last counts.
+	// The last of two equal names is used.
 	environment := append(os.Environ(), "PYTHONPATH="+path, "EPCACHE_RUN="+string(text),
 		"EPCACHE_RUN_REPORT="+report)
 	if socket != "" {
@@ -55,7 +56,7 @@ func findHook() (string, error) {
 	if real, err := filepath.EvalSymlinks(program); err == nil {
 		program = real
 	}
-	for _, place := range []string{ // as patterns, from the program's directory on
+	for _, place := range []string{ // patterns relative to the program's directory
 		"../..",             // the wheel: epcache/NAME/epcachectl
 		"../clients/python", // a checkout: bin/epcachectl
 		"../lib/python3*/site-packages", "../lib/epcached/python", "../share/epcached/python",
@@ -71,8 +72,7 @@ func findHook() (string, error) {
 		"epcachectl"), "pip install epcache installs both")
 }
 
-// Log is the file that the processes of a program append to: a line of JSON for each thing that
-// happened.
+// Log is the file to which the processes of a program append events, one line of JSON each.
 type Log struct {
 	dir, Path string
 }
@@ -86,8 +86,8 @@ type Event struct {
 	Why     string `json:"why,omitempty"`
 	Version string `json:"version,omitempty"` // of Python, or of onnxruntime
 	Old     bool   `json:"old,omitempty"`     // a Python that epcache is not for
-	File    string `json:"file,omitempty"`    // where onnxruntime is
-	What    string `json:"what,omitempty"`    // of other: the package, or library
+	File    string `json:"file,omitempty"`    // path of onnxruntime
+	What    string `json:"what,omitempty"`    // of kind other: the package or library
 
 	Model          string   `json:"model,omitempty"`
 	Outcome        string   `json:"outcome,omitempty"`
