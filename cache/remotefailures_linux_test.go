@@ -513,6 +513,9 @@ func TestEveryFailureOnEachKindOfRemote(t *testing.T) {
 				t.Run(name, func(t *testing.T) { f.tryFailure(t, name, &row) })
 			}
 			t.Run("publishers", f.tryPublishers)
+			if kind != "file" {
+				t.Run("the seed is kept", f.tryAgain)
+			}
 			t.Run("held lease", f.tryHeldLease)
 			t.Run("well again", func(t *testing.T) {
 				f.tryFailure(t, "", &mishap{hit: true})
@@ -569,6 +572,38 @@ func (f *front) tryFailure(t *testing.T, name string, row *mishap) {
 	require.Equal(t, request.Compiled, got.Outcome)
 	require.EqualValues(t, 1, b.compiler.Compiles.Load())
 	require.Regexp(t, row.why, said)
+	require.Zero(t, b.reserved())
+}
+
+// A transfer without a compile behind it that fails is continued by the next one.
+func (f *front) tryAgain(t *testing.T) {
+	b := machine(t, f.bucket, remotes.Remote{Trust: []string{f.public}})
+	fetch := func() *request.Request {
+		r := b.request(b.openFile(f.model))
+		r.OnMiss = request.Fetch
+		return r
+	}
+	var once atomic.Bool
+	ends := badServer(func(w http.ResponseWriter, r *http.Request, server http.Handler) bool {
+		if !strings.HasSuffix(r.URL.Path, strings.TrimPrefix(f.blobName(mediaFile),
+			"blobs/sha256/")) {
+			return false
+		}
+		if once.CompareAndSwap(false, true) {
+			server.ServeHTTP(&cutWriter{ResponseWriter: w, left: 400_000}, r)
+			return true
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	})
+	f.fault.Store(&ends)
+	b.refused(fetch())
+	require.True(t, once.Load())
+	f.fault.Store(nil)
+	got := b.acquire(fetch())
+	require.Equal(t, request.Hit, got.Outcome)
+	require.Equal(t, f.files, b.read(got))
+	require.Greater(t, b.cache.RemoteStatus()[0].SeedBytes, int64(200_000))
 	require.Zero(t, b.reserved())
 }
 

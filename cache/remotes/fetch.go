@@ -204,6 +204,7 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		err = store.Fits("the build", c.Config.Size(), now.Free)
 	}
 	if err != nil {
+		rs.keepPartial(nil) // it takes space, too
 		return nil, err
 	}
 	dir, remove, err := rs.Store.Stage("fetch-")
@@ -217,6 +218,10 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		return nil, err
 	}
 	if err := rs.transfer(ctx, r, a, c, files); err != nil {
+		if a.Patient {
+			rs.keepPartial(&partial{a.Plan.BuildKey, files})
+			files = nil
+		}
 		return nil, err
 	}
 	for i, f := range c.Config.Files {
@@ -316,6 +321,12 @@ func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.
 	}()
 	seeds := rs.seeds(ctx, c)
 	defer remote.CloseAll(seeds)
+	if p := rs.partial.Swap(nil); p != nil {
+		defer remote.CloseAll(p.files)
+		if p.build == a.Plan.BuildKey {
+			seeds = append(seeds, p.files...)
+		}
+	}
 	p, err := rs.Client.Fetch(ctx, r.Name, remote.Fetch{Manifest: c.Build, Files: files,
 		Seeds: seeds, Progress: func(p remote.Progress) { s.arrived(rs.Now(), p) }})
 	f := rs.figuresOf(r.Name)
@@ -337,6 +348,20 @@ const (
 	seedsOfFile = 2
 	maxSeeds    = 16
 )
+
+// partial is what arrived of a build whose fetch failed, although no compile waited for it. Its
+// files, which have no names any more, are seeds of the next fetch.
+type partial struct {
+	build index.BuildKey
+	files []*os.File
+}
+
+// keepPartial replaces the last partial build; nil only removes it.
+func (rs *Remotes) keepPartial(p *partial) {
+	if old := rs.partial.Swap(p); old != nil {
+		remote.CloseAll(old.files)
+	}
+}
 
 // seeds opens files of this machine that share bytes with the build, so that these need not be
 // transferred.

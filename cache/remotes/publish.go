@@ -89,6 +89,7 @@ func (rs *Remotes) Run(ctx context.Context) {
 			case <-rs.wake:
 			case <-tick.C:
 				rs.applyTrust(ctx)
+				rs.keepPartial(nil) // after an hour its space is worth more
 			}
 			continue
 		}

@@ -94,6 +94,7 @@ type Remotes struct {
 	fetching keyed.Locks[index.BuildKey]   // one fetch of a build at a time
 	reading  keyed.Locks[string]           // one read of trust documents at a time, by remote
 	looked   atomic.Pointer[outcomes]      // outcomes of look-ups
+	partial  atomic.Pointer[partial]       // the last fetch that failed; nil: none
 	mu       sync.Mutex                    // guards the fields below
 	figures  map[string]*figures           // by remote
 	leases   map[index.BuildKey]*heldLease // leases that this machine holds
@@ -270,5 +271,6 @@ func (rs *Remotes) Close() error {
 	}
 	rs.mu.Unlock()
 	rs.renewing.Wait()
+	rs.keepPartial(nil)
 	return rs.Client.Close()
 }
