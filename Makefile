@@ -216,7 +216,7 @@ bench-space: deps ## measure the space of real context binaries next to peers; r
 		tee -a report/space.txt
 
 .PHONY: bench-remote
-bench-remote: build deps deps-remote ## measure pulls next to peers; report/remote.txt
+bench-remote: build deps deps-remote ## print the ratios of remotes to peers; report/remote.txt
 	@mkdir -p report
 	[ -x $(DEPS)/remote/mc ] || GOBIN=$(DEPS)/remote \
 		$(GO) install github.com/minio/mc@v0.0.0-20250313080218-cf909e1063a9 || true
@@ -227,6 +227,8 @@ bench-remote: build deps deps-remote ## measure pulls next to peers; report/remo
 	$(PLAIN) $(GO) test ./cache -run '^$$' -bench 'Pull|HitBesideRemote|MissBlackHole' \
 		-benchtime 1x | tee -a report/remote.txt
 	$(PLAIN) $(GO) test ./cmd/epcached -run UpdateCostsFewBytes -v | tee -a report/remote.txt
+	EPCACHED_LARGE=1 $(PLAIN) $(GO) test ./cache -run OfAGigabyte -v | tee -a report/remote.txt
+	@testdata/remote_table report/remote.txt | tee -a report/remote.txt
 
 .PHONY: bench-million
 bench-million: ## measure a store of a million entries: 12 GB in MILLION_WORK, ten minutes

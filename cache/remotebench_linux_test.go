@@ -56,6 +56,15 @@ func BenchmarkPull(b *testing.B) {
 	peers := map[string][]string{"mc": {fetchedServers + "mc", "cp", "-q", "s/bucket/raw", out},
 		"aws": {fetchedServers + "aws/bin/aws", "s3", "cp", "--quiet", "--endpoint-url",
 			store.engine.Endpoint, "s3://bucket/raw", out}}
+	if oras, err := filepath.Abs(fetchedServers + "oras"); err == nil && exists(oras) &&
+		exists(fetchedServers+"olareg") {
+		at := strings.TrimPrefix(remoteOn(b, "oci").URL, "oci://") + ":raw"
+		push := exec.Command(oras, "push", "--plain-http", at, filepath.Base(model))
+		push.Dir = filepath.Dir(model)
+		said, err := push.CombinedOutput()
+		require.NoError(b, err, string(said))
+		peers["oras"] = []string{oras, "pull", "--plain-http", "-o", out + "-oras", at}
+	}
 	took := make(map[string][]time.Duration)
 	measure := func(what string, do func()) {
 		unix.Sync()
@@ -75,7 +84,7 @@ func BenchmarkPull(b *testing.B) {
 		r := m.request(m.openFile(model))
 		measure("pull", func() { require.Equal(b, request.Hit, m.acquire(r).Outcome) })
 		for peer, args := range peers {
-			if _, err := os.Stat(args[0]); err != nil {
+			if !exists(args[0]) {
 				continue
 			}
 			measure(peer, func() {
@@ -100,6 +109,11 @@ func BenchmarkPull(b *testing.B) {
 		b.ReportMetric(float64(median(peer).Milliseconds()), peer+"-ms")
 		b.ReportMetric(float64(median("pull"))/float64(median(peer)), "pull/"+peer)
 	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // withRemote is a bench whose remote is reached by a real helper. The daemon publishes nothing.
