@@ -374,69 +374,6 @@ func TestBuildsStayOnTheMachineUnlessPublishingIsConfigured(t *testing.T) {
 	require.Equal(t, before, store.looks.Load())
 }
 
-// The request gets a model whatever a remote does, and never wrong bytes.
-func TestARemoteThatFailsCostsACompile(t *testing.T) {
-	private, public := fleetKeys(t)
-	_, other := fleetKeys(t)
-	flip := func(raw []byte) []byte {
-		raw = slices.Clone(raw)
-		raw[len(raw)/2] ^= 1
-		return raw
-	}
-	faults := map[string]struct {
-		trust  string
-		break_ func(*bucket)
-		why    string
-	}{
-		"another key": {trust: other, why: "not trusted here"},
-		"unreachable": {break_: func(b *bucket) {
-			b.lookFault = func(context.Context) error {
-				return remoteError("unreachable", "no route")
-			}
-		}, why: "no route"},
-		"403": {break_: func(b *bucket) {
-			b.lookFault = func(context.Context) error { return remoteError("refused", "403") }
-		}, why: "403"},
-		"damaged card": {break_: func(b *bucket) { b.forge = flip }, why: "card"},
-		"no card": {break_: func(b *bucket) {
-			b.forge = func([]byte) []byte { return []byte("{}") }
-		}, why: "card"},
-		"missing blob": {break_: func(b *bucket) { clear(b.blobs) }, why: "a blob is missing"},
-		"black hole": {break_: func(b *bucket) {
-			b.lookFault = func(ctx context.Context) error {
-				<-ctx.Done()
-				return remoteError("unreachable", "no answer")
-			}
-		}, why: "no answer"},
-		"lies about bytes": {break_: func(b *bucket) { b.fetchFault = lie }, why: "BLAKE3"},
-	}
-	for name, f := range faults {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			store := newBucket()
-			a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
-				Trust: []string{public}})
-			made := a.acquire(a.request(a.model(1)))
-			store.waitForCards(t, 1)
-			if f.break_ != nil {
-				f.break_(store)
-			}
-			trust := public
-			if f.trust != "" {
-				trust = f.trust
-			}
-			b := machine(t, store, remotes.Remote{Trust: []string{trust}})
-			r := b.request(b.model(1))
-			r.OnMiss = request.Fetch
-			require.Contains(t, b.refused(r).Text, f.why)
-			got := b.acquire(b.request(b.model(1)))
-			require.Equal(t, request.Compiled, got.Outcome)
-			require.Equal(t, a.read(made), b.read(got))
-			require.EqualValues(t, 1, b.compiler.Compiles.Load())
-		})
-	}
-}
-
 // lie writes as many bytes as there should be, and others.
 func lie(_ context.Context, f remote.Fetch) error {
 	var m portable.Manifest
