@@ -104,11 +104,14 @@ func TestWorkersOfAUnitThatDie(t *testing.T) {
 		}()
 		return filepath.Join(job.Dir, ".worker"), ended
 	}
-	running := func(dir string) *exec.Cmd {
+	running := func(dir string, ended chan error) *exec.Cmd {
 		require.Eventually(t, func() bool {
 			_, err := os.Stat(filepath.Join(dir, "here"))
-			return err == nil
+			return err == nil || len(ended) > 0
 		}, time.Minute, time.Millisecond)
+		if len(ended) > 0 {
+			require.NoError(t, <-ended, "the worker ended before it blocked")
+		}
 		return <-u.started
 	}
 	const blocks = `mkdir("private", 0700); creat("private/here", 0600); creat("here", 0600); ` +
@@ -124,7 +127,7 @@ func TestWorkersOfAUnitThatDie(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	dir, ended := begin(ctx, blocks)
-	instance := running(dir)
+	instance := running(dir, ended)
 	worker := childrenOf(childrenOf(instance.Process.Pid)[0])[0]
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
@@ -133,7 +136,7 @@ func TestWorkersOfAUnitThatDie(t *testing.T) {
 	require.NoDirExists(t, dir)
 
 	dir, ended = begin(t.Context(), blocks)
-	instance = running(dir)
+	instance = running(dir, ended)
 	supervisor := childrenOf(instance.Process.Pid)[0]
 	require.NoError(t, instance.Process.Kill())
 	require.NoError(t, unix.Kill(supervisor, unix.SIGKILL),
