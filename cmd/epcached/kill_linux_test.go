@@ -35,8 +35,9 @@ func seeded(t testing.TB) *rand.Rand {
 }
 
 // TestKilledAtAnyMoment has five applications at work while the daemon is killed and started, again
-// and again, for EPCACHED_KILL_SECONDS. Acknowledged builds are there, with the right bytes; others
-// are absent or complete; and an application that holds a view goes on with it.
+// and again, for EPCACHED_KILL_SECONDS, but 12 times at least. Acknowledged builds are there, with
+// the right bytes; others are absent or complete; and an application that holds a view goes on with
+// it.
 func TestKilledAtAnyMoment(t *testing.T) {
 	t.Parallel() // it takes its time, whatever else goes on
 	random := seeded(t)
@@ -51,9 +52,9 @@ func TestKilledAtAnyMoment(t *testing.T) {
 			e.letGo(0)
 		}
 	})
-	end := time.Now().Add(time.Duration(number(t, "EPCACHED_KILL_SECONDS", 15)) * time.Second)
+	end := time.Now().Add(time.Duration(number(t, "EPCACHED_KILL_SECONDS", 5)) * time.Second)
 	kills := 0
-	for ; time.Now().Before(end); kills++ {
+	for ; time.Now().Before(end) || kills < 12; kills++ {
 		d := s.launch(t)
 		if random.IntN(5) == 0 { // in the middle of its start
 			time.Sleep(time.Duration(random.IntN(120)) * time.Millisecond)
