@@ -203,6 +203,7 @@ func (b *bench) reloadAbove(budget int64) {
 }
 
 func TestPinnedBuildsFillTheBudget(t *testing.T) {
+	t.Parallel() // it waits
 	const budget = 3 * perBuild
 	b := newBenchWith(t, withSpace(store.SpaceOptions{Budget: store.Amount{Bytes: budget}}))
 	for seed := range uint64(3) {

@@ -115,6 +115,7 @@ func compileAndPut(a *application, r *request.Request, claim *request.Claim, dir
 
 // A put that was begun in time is finished after the deadline.
 func TestPutBegunInTime(t *testing.T) {
+	t.Parallel() // it waits
 	// So long that the put begins in time on a busy machine too.
 	b := newBenchWith(t, func(o *Options) { o.Claims.Deadline = 4 * time.Second })
 	c := newClaimed(b, nil)

@@ -288,6 +288,7 @@ func TestWhyAnEntryIsAsItIs(t *testing.T) {
 }
 
 func TestWhyWithoutARuntime(t *testing.T) {
+	t.Parallel() // it waits
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))
 	require.NoError(t, os.RemoveAll(b.runtime))

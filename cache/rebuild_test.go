@@ -103,6 +103,7 @@ func TestAnotherSDKIsBuiltForInTheBackground(t *testing.T) {
 }
 
 func TestDamagedBuildIsRecompiled(t *testing.T) {
+	t.Parallel() // it waits
 	b := rebuilding(t, nil)
 	first := b.acquire(b.request(b.model(1)))
 	files := b.read(first)

@@ -190,6 +190,7 @@ func TestRecordShowsTheDigest(t *testing.T) {
 }
 
 func TestABrokenRuntimeDoesNotHideAnother(t *testing.T) {
+	t.Parallel() // it waits
 	b := newBench(t)
 	other := filepath.Join(t.TempDir(), "own")
 	spec, err := standin.Library(other, "1.28.0", standin.SDK{Version: "7.0", Hardware: "sim-1"})
