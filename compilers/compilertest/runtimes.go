@@ -66,9 +66,15 @@ func (p *program) built(t testing.TB, name string) string {
 	return p.path
 }
 
-// Worker builds epcached-ort, and gives its path.
+// Worker returns the path of epcached-ort: that in EPCACHED_BIN, or one that is built.
 func Worker(t testing.TB) string {
 	t.Helper()
+	if dir := os.Getenv("EPCACHED_BIN"); dir != "" {
+		path := filepath.Join(dir, "epcached-ort")
+		_, err := os.Stat(path) // so that go test knows that its result is of this file
+		require.NoError(t, err)
+		return path
+	}
 	return worker.built(t, "cmd/epcached-ort")
 }
 
