@@ -186,9 +186,12 @@ func TestBuildsTravelBetweenMachines(t *testing.T) {
 		require.Equal(t, "refused", o["outcome"])
 		require.Contains(t, o["text"], "not trusted here")
 	}
-	for _, o := range b.outcomes(t, 0, bundle, "--trust", public, "--check") {
-		require.Equal(t, "hit here", o["outcome"], o["text"])
-		require.False(t, o["stored"].(bool))
+	for _, only := range []string{"-n", "--check"} {
+		for _, o := range b.outcomes(t, 0, bundle, "--trust", public, only) {
+			require.Equal(t, "hit here", o["outcome"], o["text"])
+			require.False(t, o["stored"].(bool))
+		}
+		require.Empty(t, d.list())
 	}
 	for key, o := range b.outcomes(t, 0, bundle, "--trust", public, "--pin") {
 		require.Equal(t, "hit here", o["outcome"], key)
