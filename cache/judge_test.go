@@ -172,6 +172,50 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// earlierORT is an ONNX Runtime that writes an earlier format of graphs than the one of the builds.
+type earlierORT struct {
+	*opinion
+	ir atomic.Int64
+}
+
+func (e *earlierORT) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
+	own *compilers.Job) ([]compilers.Fingerprint, error) {
+	marks, err := e.opinion.Fingerprint(ctx, r, eps, own)
+	for i := range marks {
+		marks[i].IRVersion = e.ir.Load()
+	}
+	return marks, err
+}
+
+// ONNX Runtime is not part of the key. An earlier one may not load the graph that a later one
+// wrote, whatever the execution provider says, so the build is loaded once.
+func TestBuildOfALaterONNXRuntimeIsLoaded(t *testing.T) {
+	for load, outcome := range map[string]string{compilers.Passed: request.Hit,
+		compilers.Failed: request.Compiled} {
+		t.Run(load, func(t *testing.T) {
+			e := &earlierORT{opinion: &opinion{verdict: compilers.Optimal, load: load}}
+			b := newOpinion(t, e.opinion, request.Policy{})
+			b.wrap = e
+			b.reopen()
+			first := b.acquire(b.request(b.model(1)))
+			e.ir.Store(first.Build.IRVersion - 1)
+			_, err := b.cache.Queries.Probe(b.Context(), b.self(), runtimes.Ref{}, true)
+			require.NoError(t, err)
+			checks := e.checks.Load()
+			a := b.acquire(b.request(b.model(1)))
+			require.Equal(t, outcome, a.Outcome, a.Why)
+			require.Equal(t, outcome == request.Hit, a.Build.ID == first.Build.ID)
+			require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
+			require.Greater(t, e.checks.Load(), checks)
+			if outcome == request.Hit {
+				checks = e.checks.Load()
+				b.acquire(b.request(b.model(1)))
+				require.Equal(t, checks, e.checks.Load(), "once")
+			}
+		})
+	}
+}
+
 // After an update an application may ask for all its models at once: no more of them are loaded
 // than compiles would run.
 func TestLoadChecksAreBounded(t *testing.T) {

@@ -231,7 +231,9 @@ type Fingerprint struct {
 	// attribute hardware_architecture, else the part of CompatibilityString that names it
 	HardwareArchitecture string
 	CompatibilityString  string // metadata ep_compatibility_info.<EP>
-	EPVersion            string
+	// of the graph: the latest that this ONNX Runtime writes and loads; 0: not known
+	IRVersion int64 `json:",omitempty"`
+	EPVersion string
 	// MachineClass is the class of the devices, for an EP that states no hardware; "": unknown.
 	MachineClass  string
 	DriverVersion string // device metadata "os_driver_version" where the EP gives one

@@ -54,7 +54,8 @@ func (o *ORT) fingerprint(ctx context.Context, r Runtime, ep EP, t Tool,
 	stated, _, _ := ReadStated(ep.Name, true, graph) // of contradicting parts the first one counts
 	print := Fingerprint{SDKVersion: cmp.Or(stated.SDKVersion, version),
 		HardwareArchitecture: stated.HardwareArchitecture,
-		CompatibilityString:  stated.CompatibilityString, Seconds: done.Seconds}
+		CompatibilityString:  stated.CompatibilityString, IRVersion: graph.IRVersion,
+		Seconds: done.Seconds}
 	info, _ := EPByName(ep.Name)
 	for _, used := range done.EPs {
 		print.describe(used, info)

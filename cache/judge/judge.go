@@ -195,6 +195,12 @@ func (f Marks) Digest(facts []index.EPFacts) [32]byte {
 	return blake3.Sum256(raw)
 }
 
+// LaterIR reports whether a later ONNX Runtime wrote the build's graph, in a format that this one
+// may not load.
+func (f Marks) LaterIR(b *index.Build) bool {
+	return len(f) > 0 && f[0].IRVersion != 0 && b.IRVersion > f[0].IRVersion
+}
+
 // OtherMachine reports whether one of the execution providers may have made its part of the build
 // on a machine of another class without stating the hardware. Such a build may load here and then
 // fail when it runs.
@@ -264,6 +270,7 @@ func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgemen
 		}
 		out.Firm = firm
 	}
+	out.Firm = out.Firm && !t.Marks.LaterIR(b)
 	out.At, out.Runtime = x.Now(), t.Runtime
 	return out, nil
 }

@@ -101,11 +101,12 @@ type Plan struct {
 }
 
 // MadeExactly reports whether the plan would make an equal build, so that it need not be judged. An
-// equal key does not suffice: the build must be judged if it was made with another driver, which is
-// not part of the key, or if it was put from another machine. For libraries that the daemon does
-// not run, the key covers the machine.
+// equal key does not suffice: the build must be judged if it was made with another driver or a
+// later ONNX Runtime, which are not part of the key, or if it was put from another machine. For
+// libraries that the daemon does not run, the key covers all that.
 func (p *Plan) MadeExactly(b *index.Build) bool {
-	here := p.Outside || store.SameDrivers(b.EPs, p.Facts) && !(b.Put && p.Marks.OtherMachine(b))
+	here := p.Outside || store.SameDrivers(b.EPs, p.Facts) && !p.Marks.LaterIR(b) &&
+		!(b.Put && p.Marks.OtherMachine(b))
 	return b.BuildKey == p.BuildKey && here
 }
 
