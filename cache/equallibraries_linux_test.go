@@ -70,6 +70,27 @@ func TestEqualLibrariesAreTheRegisteredRuntime(t *testing.T) {
 	require.Equal(t, b.runtime, b.acquire(ask()).Runtime, "both are updated")
 }
 
+// An ONNX Runtime does not load the graphs that those from 1.32 on write: libraries beside such a
+// one are not those of an application with an earlier one, which compiles itself.
+func TestEqualLibrariesBesideALaterONNXRuntime(t *testing.T) {
+	later := filepath.Join(t.TempDir(), "later")
+	_, err := standin.Library(later, "1.32.0", standin.SDK{Version: "1.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	b := newBenchWith(t, func(o *Options) {
+		o.Runtimes = []compilers.Runtime{{Directory: later}}
+	})
+	app := b.application(stranger, "1.0")
+	r := app.showing(app.ask(b.model(1)))
+	r.OnMiss = request.Wait
+	_, err = b.cache.Acquire(t.Context(), r, nil)
+	require.Error(t, err)
+	require.Equal(t, "claim own", factsOf(err)[runtimes.FactAlternatives])
+	app.claim(app.showing(app.ask(b.model(1))))
+	r = app.showing(app.ask(b.model(2)))
+	r.OnMiss, r.Runtime.ORTVersion = request.Wait, "1.32.1"
+	require.Equal(t, later, b.acquire(r).Runtime)
+}
+
 // The files beside an EP library are its SDK: a difference there makes another runtime, and the
 // builds of the first are not served.
 func TestLibrariesBesideTellRuntimesApart(t *testing.T) {

@@ -2,6 +2,7 @@ package runtimes
 
 import (
 	"context"
+	"go/version"
 	"maps"
 	"os"
 	"path/filepath"
@@ -260,9 +261,9 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 	return s.nameLibraries(ctx, w, progress)
 }
 
-// equalRuntime finds a runtime with libraries equal to those that the caller shows, preferring one
-// with the caller's ONNX Runtime, nil if there is none. A client of the daemon's own user names its
-// libraries by path instead.
+// equalRuntime finds a runtime with libraries equal to those that the caller shows, and with an
+// ONNX Runtime whose graphs the caller's loads, preferring the caller's version; nil if there is
+// none. A client of the daemon's own user names its libraries by path instead.
 func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 	progress func(string)) (*Runtime, *Content, error) {
 	if s.mayName(w) || !w.ShowsLibraries() {
@@ -287,12 +288,17 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 		if rc.Spec.ORTVersion == w.ORTVersion {
 			return rt, rc, nil
 		}
-		if found == nil {
+		if found == nil && (version.Compare("go"+rc.Spec.ORTVersion, laterGraphs) < 0 ||
+			version.Compare("go"+w.ORTVersion, laterGraphs) >= 0) {
 			found, content = rt, rc
 		}
 	}
 	return found, content, nil
 }
+
+// laterGraphs is the first ONNX Runtime, in the form of package version, that writes graphs of IR
+// version 14, which earlier ones do not load.
+const laterGraphs = "go1.32"
 
 // equals reports whether the shown libraries, by EP, equal this runtime's.
 func (rc *Content) equals(shown map[string]contents) bool {
