@@ -79,7 +79,7 @@ func (s *Store) Open(ctx context.Context, d Digest) (*os.File, error) {
 	return f, err
 }
 
-// openLocked opens and verifies the blob, whose lock the caller holds.
+// openLocked opens and verifies the blob. The caller holds its lock.
 func (s *Store) openLocked(ctx context.Context, d Digest) (*os.File, Stamp, error) {
 	f, err := s.openFile(d)
 	if err != nil {

@@ -44,7 +44,7 @@ type EPInfo struct {
 	TargetAbsent string `toml:"target_absent_on"`
 }
 
-// Policy says who may set an option, and how its value is interpreted.
+// Policy is which users may set an option, and how its value is interpreted.
 type Policy string
 
 // Policies of options.

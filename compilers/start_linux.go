@@ -28,7 +28,7 @@ type host struct {
 }
 
 type isolation struct {
-	namespace bool // in a pid namespace, whose processes end with its first one
+	namespace bool // in a pid namespace, so that all its processes end with the first
 	user      bool // within a user namespace, which lets an ordinary user make one
 }
 
@@ -97,20 +97,20 @@ func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string,
 	if err != nil {
 		return nil, err
 	}
-	defer requestRead.Close() // the worker has its own
+	defer requestRead.Close() // the worker has a duplicate
 	answerRead, answerWrite, err := os.Pipe()
 	if err != nil {
-		requestWrite.Close() // nothing was written
+		requestWrite.Close() // no request was written
 		return nil, err
 	}
 	defer answerWrite.Close() // as above
 	stderrRead, stderrWrite, err := os.Pipe()
 	if err != nil {
-		requestWrite.Close() // nothing was written
+		requestWrite.Close() // no request was written
 		answerRead.Close()
 		return nil, err
 	}
-	defer stderrWrite.Close() // the worker has its own
+	defer stderrWrite.Close() // the worker has a duplicate
 	w := &worker{request: requestWrite, answers: answerRead, printed: stderrRead,
 		stderr: &Tail{Limit: max(o.opts.Limits.StderrBytes, 0)}, exited: make(chan struct{}),
 		answered: make(chan struct{})}
@@ -127,7 +127,7 @@ func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string,
 		w.process, err = o.startChild(launch, files, iso)
 	}
 	if err != nil {
-		requestWrite.Close() // nothing was written
+		requestWrite.Close() // no request was written
 		answerRead.Close()
 		stderrRead.Close()
 		return nil, err
@@ -191,7 +191,7 @@ func duplicates(files []*os.File) (own []*os.File, err error) {
 
 func closeAll(files []*os.File) {
 	for _, f := range files {
-		_ = f.Close() // the worker has its own
+		_ = f.Close() // the worker has a duplicate
 	}
 }
 

@@ -147,8 +147,8 @@ func fillRepeated(p []byte, s Source, e Extent, skip int64) error {
 	return nil
 }
 
-// Source is a blob whose bytes do not change: a File, a *bytes.Reader, or an Assembled blob.
-// Several goroutines call ReadAt.
+// Source is an immutable blob: a File, a *bytes.Reader, or an Assembled blob. Several goroutines
+// call ReadAt.
 //
 // Files are read in windows and not mapped, because a mapping of a file that was truncated, or that
 // a failing disk cannot read, kills the process or needs SetPanicOnFault in every goroutine, and

@@ -251,7 +251,7 @@ var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
 	return d
 })
 
-// decodeFrame decompresses a Zstandard frame into p, whose length it must fill exactly.
+// decodeFrame decompresses a Zstandard frame into p, which it must fill exactly.
 func decodeFrame(p, frame []byte) error {
 	out, err := frameDecoder().DecodeAll(frame, p[:0:len(p)])
 	if err == nil && len(out) != len(p) {

@@ -126,7 +126,7 @@ func (f *ExternalFile) checkSize(graph string, size int64) error {
 
 // endInFile returns the size that the tensor's file must have.
 func (t Initializer) endInFile() int64 {
-	n := max(t.Length, 0) // Read has refused what overflows
+	n := max(t.Length, 0) // cannot overflow: Read refuses that
 	if need, known := t.Bytes(); n == 0 && known {
 		n = min(need, math.MaxInt64-t.Offset)
 	}
@@ -136,7 +136,7 @@ func (t Initializer) endInFile() int64 {
 func (t Initializer) checkRange(graph string, size int64) error {
 	end := t.Offset
 	if t.Length > 0 {
-		end += t.Length // Read has refused what overflows
+		end += t.Length // cannot overflow: Read refuses that
 	}
 	if end <= size {
 		return t.coversShape(graph, size)

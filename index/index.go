@@ -349,7 +349,7 @@ func (x *Index) isRetracting(id BuildID) bool {
 	return x.retracted[id]
 }
 
-// retracting returns the builds that are being retracted, whose rows may still exist.
+// retracting returns the builds that are being retracted. Their rows may still exist.
 func (x *Index) retracting() map[BuildID]bool {
 	x.knownMu.Lock()
 	defer x.knownMu.Unlock()

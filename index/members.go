@@ -19,7 +19,7 @@ type Member struct {
 	// SessionOptions are needed in addition to the build's when one process loads several members.
 	SessionOptions map[string]string
 	AloneKey       RequestKey // another key by which Lookup finds the group; zero: none
-	Source         Source     // unset for the first, whose source is the build's
+	Source         Source     // unset for the first: it has the build's source
 }
 
 // MemberOf returns the index of a model among the build's members, -1 if it is not one, or if the

@@ -239,7 +239,7 @@ func readFile(root *os.Root, name string, most int) ([]byte, error) {
 	return readAll(f, name, most)
 }
 
-// archive is an image layout in a tar, whose files are read in place.
+// archive is an image layout in a tar. Its files are read in place.
 type archive struct {
 	file  *os.File
 	files map[string]extent

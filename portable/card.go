@@ -195,7 +195,7 @@ func (c *Card) readBuild(file string, raw []byte) error {
 	return nil
 }
 
-// readSignature reads the manifest of a signature, whose one layer is a sigstore bundle.
+// readSignature reads the manifest of a signature. Its only layer is a sigstore bundle.
 func (c *Card) readSignature(file string, raw []byte) error {
 	var m Manifest
 	if err := decode(file, raw, maxCard, &m); err != nil {

@@ -141,7 +141,7 @@ func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 	return *a.Sent, nil
 }
 
-// PutCard puts a card, whose blobs exist, under its build key and its request keys, in the current
+// PutCard puts a card, after its blobs, under its build key and its request keys, in the current
 // epoch. It does not replace an existing card.
 func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
 	card []byte) (Put, error) {

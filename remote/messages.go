@@ -150,7 +150,7 @@ type LeaseRequest struct {
 	Estimate time.Duration // of the compile
 	TTL      time.Duration // interval of renewals; after two of them others may take over
 	Release  bool          // the compile ended without a card: others may start
-	Look     bool          // only say who has it
+	Look     bool          // only say which daemon has it
 }
 
 // LeaseState is the result of a request for a lease.

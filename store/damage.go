@@ -63,7 +63,7 @@ func (st *Store) damagedBlobs(ctx context.Context, b *index.Build) (out []packin
 }
 
 // QuarantineAll moves damaged blobs and recipes into the quarantine, and withholds the builds that
-// need them. Its error, which is logged, says what could not be moved.
+// need them. Its error says which files could not be moved.
 func (st *Store) QuarantineAll(all []packing.Damage) (err error) {
 	for _, one := range all {
 		if one.Recipe {

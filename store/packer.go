@@ -323,7 +323,7 @@ func (s *Packer) UnknownBlobs(ctx context.Context) ([]cas.Digest, error) {
 			return nil
 		}
 		b, err := s.st.index.Get(n.Build)
-		// else it has just gone
+		// otherwise it was just removed
 		if at, ok := found[d]; err == nil && (!ok || b.Created.Before(at)) {
 			found[d] = b.Created
 		}
@@ -353,7 +353,7 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 			return err
 		}
 		for _, id := range ids {
-			// else it has just gone
+			// otherwise it was just removed
 			if b, err := s.st.index.Get(id); err == nil && s.st.packer.isCold(&b, when) &&
 				s.st.packer.PackSaving(id) > 0 {
 				cold[id] = true

@@ -19,7 +19,7 @@ type Publication struct {
 	Build       *index.Build
 	Dir         string                // directory with its files
 	Hashed      map[string]cas.Hashed // digests of files that are hashed already
-	UID         uint32                // the user who requested it
+	UID         uint32                // the user that requested it
 	Reservation *Reservation
 
 	Kind, Text string // of the event

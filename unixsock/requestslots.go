@@ -51,7 +51,7 @@ type requestSlot struct {
 	last     uint64        // the last number used; guarded by the slot's holder
 	lastSeen uint64        // running at the overseer's last check; used by the overseer only
 	began    time.Time     // when the request took the slot
-	inline   *connection   // the connection whose reader answers; nil: another goroutine does
+	inline   *connection   // its reader answers; nil: another goroutine does
 }
 
 func newRequestSlots(n int, crowded *atomic.Bool) *requestSlots {

@@ -25,7 +25,7 @@ type Server struct {
 	// Errors converts errors of the backend to *Error or *NeedError; nil: they are already.
 	Errors func(error) error
 
-	// Owner returns the user whose limits apply to a uid; nil: the uid itself.
+	// Owner returns the user for the limits of a uid; nil: the uid itself.
 	Owner func(uid uint32) uint32
 	// Administrator reports whether the peer may use the reserved connections; nil: no peer. Owner
 	// and Administrator are not called while RefuseAll is in effect.

@@ -52,7 +52,7 @@ type Options struct {
 
 	Settings func() Settings
 	Policy   func([]compilers.EP) request.Policy
-	// Owner returns the user of the host who owns a container's user.
+	// Owner returns the host's user that owns a container's user.
 	Owner func(uid uint32) uint32
 	// RunLater runs a function in the background; the daemon waits for it when it ends.
 	RunLater func(func(context.Context))

@@ -176,7 +176,7 @@ func (j *Job) keepSource(ctx context.Context, member int, hold *cas.Hold) index.
 		s = j.recompile.Sources[member]
 	}
 	if how != KeepNone && s.Kind == index.SourceCopy && allKept(ctx, hold, s.Files) {
-		return s // it was just compiled from the store's copy, whose path must not be recorded
+		return s // it was just compiled from the store's copy, and that path must not be recorded
 	}
 	var err error
 	switch how {

@@ -1,9 +1,9 @@
 // Package claims lets an application compile a missing build for all waiting requests, with
 // libraries of its own, and stores the result.
 //
-// A request for a claim waits for a job whose work is done outside the daemon. The job grants the
-// claim to one request after the other, in order of arrival, until an artefact is put. The artefact
-// is copied, checked as untrusted, and published. An adoption stores a model that a user compiled
+// A request for a claim waits for a job that is done outside the daemon. The job grants the claim
+// to one request after the other, in order of arrival, until an artefact is put. The artefact is
+// copied, checked as untrusted, and published. An adoption stores a model that a user compiled
 // earlier, in the same way and without a grant. Start reading at Claims.ClaimOrWait and Claims.Put.
 package claims
 

@@ -170,7 +170,7 @@ func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job,
 	}
 }
 
-// jobCancelled is the end reason of a claim whose job a user cancelled.
+// jobCancelled is the end reason of a claim if a user cancelled its job.
 const jobCancelled = "its job was cancelled"
 
 // grant grants the claim to the first request in the queue. It returns nil if the queue is empty,

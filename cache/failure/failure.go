@@ -121,7 +121,7 @@ func (f *Failure) setExit(exit *compilers.ExitError) {
 		f.Reason = WorkerDied
 		return
 	}
-	// A process whose allocation fails at its limit often aborts, so look for messages about
+	// A process often aborts when an allocation fails at its limit, so look for messages about
 	// limits.
 	f.Reason = cmp.Or(limitInOutput(compilers.LastLine(exit.Stderr)), Crash)
 }
@@ -282,7 +282,7 @@ func OfLoad(checked compilers.CheckResult) *Failure {
 	return f
 }
 
-// OfOutput returns the failure of a compile whose output is no valid artefact.
+// OfOutput returns the failure of a compile that wrote no valid artefact.
 func OfOutput(err error) *Failure {
 	return &Failure{Reason: Invalid, Text: lastPart("the execution provider's output is not a " +
 		"valid compiled model: " + err.Error()),

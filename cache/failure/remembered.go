@@ -235,7 +235,7 @@ func (fs *Remembered) Lookup(key Key, uid uint32, name string) *Failure {
 	return f.ForName(name)
 }
 
-// Sweep removes failures whose Retry passed more than keptUnused ago.
+// Sweep removes failures with a Retry more than keptUnused ago.
 func (fs *Remembered) Sweep() {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

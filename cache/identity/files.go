@@ -117,7 +117,7 @@ func (f Files) Tensors(ctx context.Context,
 	return m, nil
 }
 
-// ChangedError returns the error for a model whose bytes have changed since they were hashed.
+// ChangedError returns the error for a model that changed after it was hashed.
 func (f Files) ChangedError(err error) error {
 	return apierr.New(apierr.BadModel, err, "model %q changed while being read", f.Name).
 		WithHint("retry when the file is complete")

@@ -33,7 +33,7 @@ type Options struct {
 	Costs  Costs
 	Now    func() time.Time
 
-	OnGivenUp error // the error of a caller whose job was cancelled
+	OnGivenUp error // the error that callers of a cancelled job get
 
 	// takers is the number of waiters, which have yet to lease the build
 	Expect  func(id index.BuildID, takers int)

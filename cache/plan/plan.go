@@ -111,7 +111,7 @@ func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.P
 	return p, nil
 }
 
-// noFingerprintError returns the error of a request whose execution providers have no fingerprint.
+// noFingerprintError returns the error of a request for execution providers without a fingerprint.
 // It names options as a cause only if the request gave some.
 func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 	names := request.EPNames(at.EPs)

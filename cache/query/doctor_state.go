@@ -290,7 +290,8 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	return out
 }
 
-// adviseUnkept lists models whose builds were not stored, those compiled most often first.
+// adviseUnkept lists models that were compiled without storing the build, most often compiled
+// first.
 func (d *Doctor) adviseUnkept(p rights.Peer) []Advice {
 	type lost struct {
 		last  *index.Event

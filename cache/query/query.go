@@ -44,11 +44,11 @@ type Options struct {
 	Sandbox func(context.Context) ([]compilers.Safeguard, error)
 	// Jobs counts the jobs that wait or run.
 	Jobs func() int
-	// Rebuilds returns the builds whose rebuilds wait for their source.
+	// Rebuilds returns the builds that can be rebuilt only when their source is available again.
 	Rebuilds func() map[index.BuildID]bool
 	// Try compiles and loads a tiny model with an EP, and returns the error.
 	Try func(context.Context, *runtimes.Runtime, *runtimes.Facts, string) error
-	// Owner returns the user of the host who owns a container's user.
+	// Owner returns the host's user that owns a container's user.
 	Owner    func(uid uint32) uint32
 	Failures func(rights.Peer) []failure.Failure
 	// ExplainEntry returns the request that an entry's builds answer.

@@ -27,7 +27,7 @@ const (
 	firstBackoff = 2 * time.Second
 	busyPause    = 250 * time.Millisecond
 	queueKey     = "publish:queue" // key of the memo that persists the queue
-	epochKey     = "publish:epoch" // key of the memo with the last epoch whose cards were renewed
+	epochKey     = "publish:epoch" // key of the memo with the last epoch of renewed cards
 	renewEvery   = time.Hour       // interval of checks for a new epoch
 
 	// validFor is how long a card is valid after signing: see the lifecycle rules in

@@ -54,7 +54,7 @@ type Options struct {
 	Store    *store.Store
 	Rules    func() *rules.Set
 	Settings func() Settings
-	// Owner returns the user of the host who owns a container's user.
+	// Owner returns the host's user that owns a container's user.
 	Owner func(uid uint32) uint32
 	// Find returns the builds that the names select and the peer may see.
 	Find func(context.Context, rights.Peer, []string) ([]index.Build, error)
@@ -66,7 +66,7 @@ type Options struct {
 
 // Settings may change while the daemon runs.
 type Settings struct {
-	Trusted []uint32 // users whose reports count without confirmation by other users
+	Trusted []uint32 // reports of these users count without confirmation by others
 	// Quorum is how many different users must report a build that cannot be checked before the
 	// daemon withholds it from all.
 	Quorum int
@@ -92,7 +92,7 @@ const (
 	reportBurst    = 60
 	reportInterval = 2 * time.Second
 	maxReportText  = 4096
-	maxReported    = 1 << 12 // users and builds whose last decision is remembered
+	maxReported    = 1 << 12 // number of last decisions that are remembered, by user and build
 )
 
 func New(o Options) *Reports {
@@ -213,7 +213,7 @@ func (rs *Reports) classify(b *index.Build, r *Report) rules.Class {
 	return class
 }
 
-// reporter is the user who sent a report.
+// reporter is the user that sent a report.
 type reporter struct {
 	uid, owner uint32
 }
@@ -316,7 +316,7 @@ func (rs *Reports) withdraw(b *index.Build, x Examined) {
 // enough of them have reported it.
 func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire.ReportReply {
 	ds := rs.doubts
-	counts := x.Verdict == Unverified && b.Scope == "shared" // towards the quorum
+	counts := x.Verdict == Unverified && b.Scope == "shared" // counts towards the quorum
 	why := "you reported that it does not load; " + x.Text
 	ds.add(b, from.uid, from.owner, why, counts) // the entry exists already, so the limit is kept
 	trusted := counts && slices.Contains(rs.o.Settings().Trusted, from.uid)
@@ -487,7 +487,7 @@ func (ds *userWithholds) endForAll(id index.BuildID) {
 	ds.delete(func(k withholdKey, _ userWithhold) bool { return k.build == id })
 }
 
-// owners counts the different users whose reports of the build count towards the quorum.
+// owners counts the different users with reports of the build that count towards the quorum.
 func (ds *userWithholds) owners(id index.BuildID) int {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()

@@ -40,7 +40,7 @@ func PutDescription(b *index.Build) string {
 	return fmt.Sprintf("%s, with %s, in %.2f s", PutBy(b), Makers(b), b.CompileSeconds)
 }
 
-// PutBy says in words who made a build that the daemon did not make.
+// PutBy returns in words the maker of a build that the daemon did not make.
 func PutBy(b *index.Build) string {
 	if from := b.Imported; from.Key != "" {
 		by := fmt.Sprintf("imported by uid %d", b.UID)

@@ -47,7 +47,7 @@ type Options struct {
 	Drivers  []DriverSource
 	Quiet    time.Duration // how long a runtime's files must be unchanged after a change
 	Poll     time.Duration // interval of checks of files that cannot be watched
-	UID      uint32        // the daemon's own user, whose clients may name libraries
+	UID      uint32        // the daemon's own user; its clients may name libraries
 	Book     Book          // stores facts over restarts
 	Now      func() time.Time
 	Log      *slog.Logger

@@ -255,7 +255,7 @@ func (w *Workspace) MemberOutput(i int) string { return w.memberName(i) + "_ctx.
 // ModelDir is the directory of the copies.
 func (w *Workspace) ModelDir() string { return filepath.Join(w.Dir, "model") }
 
-// changed returns the error for a copy whose bytes differ from those that the key was made from.
+// changed returns the error for a copy that differs from the bytes that the key was made from.
 func (w *Workspace) changed(member int) error {
 	if two := w.Copies[member].respelled; two[0] != two[1] {
 		return apierr.New(apierr.BadModel, nil, "model %q: external data %q and %q name one "+

@@ -24,7 +24,7 @@ import (
 // that.
 const ReportTimeout = 5 * time.Second
 
-// Lease is a build whose files do not change until Close.
+// Lease is a build. Its files do not change until Close.
 type Lease struct {
 	Reply *wire.AcquireReply // the daemon's answer: outcome, options to load with, why
 	// View is the view's directory, nil for answers without one, with which the application loads

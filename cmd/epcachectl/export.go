@@ -320,7 +320,7 @@ func (e *export) makeModelPackage(ctx context.Context, dir string,
 	return kept, modelpackage.Write(ctx, dir, e.modelPackage, all)
 }
 
-// makeLayer makes a layer from the bundle in dir, whose files it verifies.
+// makeLayer verifies the files of the bundle in dir and makes a layer from them.
 func (e *export) makeLayer(ctx context.Context, dir string, builds []exported) error {
 	from, err := portable.Open(ctx, dir)
 	if err != nil {

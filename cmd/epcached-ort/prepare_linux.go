@@ -221,7 +221,7 @@ func supervise(first bool, model int) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("start again: %w", err)
 	}
-	_ = unix.Close(requestFD) // the worker has duplicates, whose end must be noticed
+	_ = unix.Close(requestFD) // the worker has duplicates; their end must be noticed
 	_ = unix.Close(answerFD)
 	go func() {
 		<-stop

@@ -54,7 +54,7 @@ func serve() error {
 		return fmt.Errorf("start a worker: %w", err)
 	}
 	for _, fd := range fds {
-		_ = unix.Close(int(fd)) // the worker has a duplicate, whose end must be noticed
+		_ = unix.Close(int(fd)) // the worker has a duplicate; its end must be noticed
 	}
 	go obeyDaemon(in, worker)
 	var status unix.WaitStatus

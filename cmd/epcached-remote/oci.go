@@ -97,7 +97,7 @@ func registryCredentials(c remote.Config) (auth.CredentialFunc, error) {
 	case os.Getenv("HOME") != "" || os.Getenv("DOCKER_CONFIG") != "":
 		store, err = credentials.NewStoreFromDocker(credentials.StoreOptions{})
 		if errors.Is(err, fs.ErrPermission) {
-			return nil, nil // the file belongs to another user, who started the daemon
+			return nil, nil // the file belongs to another user, that of the daemon
 		}
 	default:
 		return nil, nil

@@ -58,7 +58,7 @@ type store struct {
 	engine engine
 	layout sync.Once // v1/oci-layout is written
 
-	registry *registry // set for an OCI registry, whose cards have no epochs
+	registry *registry // set for an OCI registry, where cards have no epochs
 }
 
 func newStore(c remote.Config) (*store, error) {

@@ -122,10 +122,11 @@ func (o *selfCopies) quietUntil(at int64) error {
 // consecutive words are equal, and where there is no anchor for noAnchor bytes, as happens once in
 // e^4 in random bytes.
 const (
-	runStride  = 256
-	runWord    = 8 // a run with a period of 1, 2, 4 or 8 repeats its words
-	noAnchor   = 4 << 10
-	runPattern = 16 // bytes whose repetition is searched where there is no anchor
+	runStride = 256
+	runWord   = 8 // a run with a period of 1, 2, 4 or 8 repeats its words
+	noAnchor  = 4 << 10
+	// length of a pattern; repetitions of patterns are searched where there is no anchor
+	runPattern = 16
 )
 
 // run is a range that repeats its first period bytes.

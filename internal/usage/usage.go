@@ -129,7 +129,7 @@ func flagError(cmd *cobra.Command, err error) *Error {
 	return mistake(cmd, err.Error(), help)
 }
 
-// kinds are the values of pflag's own types, whose own errors name functions of Go.
+// kinds are the values of pflag's own types. Their own errors name functions of Go.
 var kinds = map[string]string{
 	"bool": "true or false", "duration": "a duration, such as 30s or 5m", "int": "a whole number",
 	"uint": "a whole number of at least 0", "uint32": "a whole number of at least 0",

@@ -593,7 +593,7 @@ func (a *auditor) eachCopyFile(ctx context.Context, kind string,
 			return ctx.Err()
 		}
 		rel, relErr := filepath.Rel(copies, path)
-		// else it has just gone
+		// otherwise it was just removed
 		if err == nil && relErr == nil && kindOf("unpacked/"+filepath.ToSlash(rel)) == kind {
 			fn(path, d.IsDir())
 		}
@@ -601,7 +601,7 @@ func (a *auditor) eachCopyFile(ctx context.Context, kind string,
 	})
 }
 
-// dirsWithKinds are directories whose kind has the same name.
+// dirsWithKinds are the directories with the same name as their kind.
 var dirsWithKinds = []string{"objects", "recipes", "unpacked", "manifests", "views", "staging",
 	"quarantine"}
 

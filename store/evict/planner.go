@@ -214,7 +214,7 @@ func (pl *planner) evictUnused() {
 	}
 }
 
-// evictAboveQuota chooses builds of each user who exceeds the quota.
+// evictAboveQuota chooses builds of each user that exceeds the quota.
 func (pl *planner) evictAboveQuota() {
 	if pl.limits.User == 0 {
 		return

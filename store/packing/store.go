@@ -294,7 +294,7 @@ type movingBlobs struct {
 	moving map[cas.Digest]int
 }
 
-// holdAccounted returns a hold whose blobs are accounted for while they are held. done releases it.
+// holdAccounted returns a hold, and accounts for its blobs while they are held. done releases it.
 func (s *Store) holdAccounted() (hold *cas.Hold, done func()) {
 	b := &s.account.movingBlobs
 	hold = s.whole.Hold()

@@ -99,8 +99,8 @@ func (vs *Store) isIntact(v *View) bool {
 	return true
 }
 
-// Get returns a view of the build, whose packed files must have unpacked copies. It verifies the
-// blobs, and makes a new view unless the existing one is intact. It calls verifying before it
+// Get returns a view of the build. Packed files of the build must have unpacked copies. It verifies
+// the blobs, and makes a new view unless the existing one is intact. It calls verifying before it
 // hashes.
 func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*View, error) {
 	leave, err := vs.making.Take(ctx)
@@ -289,7 +289,7 @@ type Store struct {
 	createdNames map[string]bool
 	dropped      map[string]*dropped // by "<scope>/<view>"; guarded by mu
 	making       keyed.Slots         // one view is made at a time
-	// unfinished is the view being made, whose build may be removed in the meantime; guarded by mu.
+	// unfinished is the view being made; its build may be removed in the meantime. Guarded by mu.
 	unfinished *View
 }
 
@@ -397,7 +397,7 @@ func (vs *Store) AnyLeased() bool {
 func ScopeDir(scope string) string { return strings.ReplaceAll(scope, ":", "-") }
 
 // scopeDir makes the directory of a scope. With path access other users may enter but not list it,
-// so that they can open only views whose name they know.
+// so that they can open a view only if they know its name.
 func (vs *Store) scopeDir(views, scope string) error {
 	dir := filepath.Join(views, ScopeDir(scope))
 	mode := fs.FileMode(0o700)

@@ -146,7 +146,7 @@ func UsageArgs(least, most int) cobra.PositionalArgs {
 // UsageError gives a mistake in a call its exit code and its hint.
 func UsageError(e *usage.Error) error { return exit.Usage(exit.Hint(e, e.Hint)) }
 
-// setter is a flag whose values are processed one by one, in order.
+// setter is a flag that processes its values one by one, in order.
 type setter struct {
 	set  func(string) error
 	kind string

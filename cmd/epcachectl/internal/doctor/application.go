@@ -291,7 +291,7 @@ func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
 		args = append(args, "--socket", socket)
 	}
 	cmd := exec.CommandContext(ctx, python, args...)
-	cmd.WaitDelay = time.Second // what it started may hold its output open
+	cmd.WaitDelay = time.Second // its children may keep its output open
 	out := compilers.Tail{Limit: pythonOutput}
 	cmd.Stdout = &out
 	err := cmd.Run()
@@ -307,7 +307,7 @@ func runPython(ctx context.Context, to any, python string, args ...string) error
 	ctx, cancel := context.WithTimeout(ctx, pythonTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, append([]string{"-c", doctorScript}, args...)...)
-	cmd.WaitDelay = time.Second // what it started may hold its output open
+	cmd.WaitDelay = time.Second // its children may keep its output open
 	out, errs := compilers.Tail{Limit: pythonOutput}, compilers.Tail{Limit: pythonOutput}
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()

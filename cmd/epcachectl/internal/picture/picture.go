@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// The picture shows common parts of files: a bar for each file, in proportion to its size. Bytes of
-// one file only are grey. Common bytes have the colour of the file that stores them, in all files.
+// The picture has a bar for each file, in proportion to its size. Bytes of one file only are grey.
+// Common bytes have the colour of the file that stores them, in all files.
 
 // Sizes are in pixels.
 const (

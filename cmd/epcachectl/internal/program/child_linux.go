@@ -18,7 +18,7 @@ type Status struct {
 	signal syscall.Signal // the signal that ended it, or 0
 }
 
-// Run runs a program to its end, and forwards signals to it.
+// Run runs a program, forwards signals to it, and returns when it has ended.
 func Run(cmd *exec.Cmd) (Status, error) {
 	caught := make(chan os.Signal, 16)
 	// Signals that are ignored at the start stay ignored in the program too, for nohup.
@@ -51,7 +51,8 @@ func Run(cmd *exec.Cmd) (Status, error) {
 }
 
 // reachedProgram reports whether the program got the signal already, because a terminal sends
-// signals of its keys to the whole foreground process group. A second interrupt would be wrong.
+// signals of its keys to the whole foreground process group. Such a signal must not be forwarded,
+// because the program would get it twice.
 func reachedProgram(s os.Signal) bool {
 	if s != syscall.SIGINT && s != syscall.SIGQUIT && s != syscall.SIGWINCH {
 		return false
@@ -60,23 +61,23 @@ func reachedProgram(s os.Signal) bool {
 	if err != nil {
 		return false
 	}
-	defer terminal.Close() // opened for a query
+	defer terminal.Close()
 	foreground, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
 	return err == nil && foreground == unix.Getpgrp()
 }
 
-// Repeat ends this process by the signal that ended the program, so that the parent sees the same.
-// It returns if there was none.
+// Repeat ends this process by the signal that ended the program, so that its parent sees the same
+// status. It returns if no signal ended the program.
 func (s Status) Repeat() {
-	// Without a core dump of this process; the program may have left its own.
+	// This process must dump no core, because the program may have left its own.
 	if s.signal == 0 || unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) != nil {
 		return
 	}
-	// Go's handlers would print goroutines, and not end by the signal. This is the kernel's struct
-	// sigaction, all zero: the default action.
+	// Go's handlers would print goroutines, and would not end the process by the signal. Therefore
+	// set the default action: a kernel's struct sigaction with zeros only.
 	var plain [4]uint64
 	unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s.signal),
 		uintptr(unsafe.Pointer(&plain)), 0, 8, 0, 0)
-	// If the signal does not end the process, the exit status tells.
+	// If the signal does not end this process, the exit status still says which it was.
 	unix.Kill(unix.Getpid(), s.signal)
 }

@@ -1,5 +1,5 @@
-// Package program starts programs: in place of this process with an artefact, or as a child whose
-// ONNX Runtime sessions use the cache.
+// Package program starts programs: in place of this process with an artefact, or as a child in
+// which ONNX Runtime sessions use the cache.
 package program
 
 import (
@@ -36,7 +36,7 @@ func Find(name string) (string, error) {
 // a graph must be loaded with exactly the options in it.
 const ResultVariable = "EPCACHE_GET"
 
-// MaxResultBytes bounds it, because Linux starts no program with a variable of 128 KiB
+// MaxResultBytes bounds the variable, because Linux starts no program with a variable of 128 KiB
 // (MAX_ARG_STRLEN).
 const MaxResultBytes = 128<<10 - len(ResultVariable) - len("=\x00")
 
@@ -48,7 +48,7 @@ func SetResultVariable(results []any) (fits bool, err error) {
 		return false, err
 	}
 	if len(text) > MaxResultBytes {
-		// an inherited value is about other models
+		// a value from the environment of this process is about other models
 		return false, os.Unsetenv(ResultVariable)
 	}
 	return true, os.Setenv(ResultVariable, string(text))

@@ -11,18 +11,18 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Settings are read by the Python side; clients/python/epcache/_run/_settings.py has the same
+// Settings go to the Python processes: clients/python/epcache/_run/_settings.py reads the same
 // fields.
 type Settings struct {
-	// EPs are the execution providers that sessions which ask for the CPU are sent to.
+	// EPs replace the CPU's execution provider in sessions that use it.
 	EPs          []*wire.ExecutionProvider `json:"eps,omitempty"`
 	Runtime      string                    `json:"runtime,omitempty"`
 	OnMiss       string                    `json:"on_miss"`
 	VerifyOutput float64                   `json:"verify_output,omitempty"`
 }
 
-// Environment returns the environment of a program whose sessions use the cache. report is the file
-// that its processes append to, and socket the daemon's, "" for the default ones.
+// Environment returns the environment of a program, so that its sessions use the cache. Its
+// processes append events to the file report. socket is the daemon's; "" means the default ones.
 func Environment(settings Settings, report, socket string) ([]string, error) {
 	hook, err := findHook()
 	if err != nil {
@@ -36,7 +36,7 @@ func Environment(settings Settings, report, socket string) ([]string, error) {
 	if own := os.Getenv("PYTHONPATH"); own != "" {
 		path += string(os.PathListSeparator) + own
 	}
-	// The last of two equal names is used.
+	// Of two variables with the same name, the last is used.
 	environment := append(os.Environ(), "PYTHONPATH="+path, "EPCACHE_RUN="+string(text),
 		"EPCACHE_RUN_REPORT="+report)
 	if socket != "" {
@@ -80,19 +80,21 @@ type Log struct {
 // Event is one line. Which fields it has depends on the kind; clients/python/epcache/_run writes
 // them.
 type Event struct {
-	// python, onnxruntime, session, raised (what would be one), other, failed
+	// python, onnxruntime, session, raised (a session that could not be made), other, failed
 	Kind    string `json:"kind"`
 	PID     int    `json:"pid"`
 	Why     string `json:"why,omitempty"`
 	Version string `json:"version,omitempty"` // of Python, or of onnxruntime
-	Old     bool   `json:"old,omitempty"`     // a Python that epcache is not for
+	Old     bool   `json:"old,omitempty"`     // the Python is older than epcache supports
 	File    string `json:"file,omitempty"`    // path of onnxruntime
 	What    string `json:"what,omitempty"`    // of kind other: the package or library
 
-	Model          string   `json:"model,omitempty"`
-	Outcome        string   `json:"outcome,omitempty"`
-	Asked          []string `json:"asked,omitempty"` // execution providers that the program named
-	Sent           bool     `json:"sent,omitempty"`  // to those of --ep
+	Model   string `json:"model,omitempty"`
+	Outcome string `json:"outcome,omitempty"`
+	// execution providers that the program selected
+	Asked []string `json:"asked,omitempty"`
+	// the session got the execution providers of --ep
+	Sent           bool     `json:"sent,omitempty"`
 	Providers      []string `json:"providers,omitempty"`
 	Compatibility  string   `json:"compatibility,omitempty"`
 	Build          string   `json:"build,omitempty"`
@@ -101,13 +103,13 @@ type Event struct {
 	LoadSeconds    float64  `json:"load_seconds,omitempty"`
 }
 
-// Bounds on what a program can make its report: it is written by the program's processes.
+// Bounds on the report, because the program's processes, which write it, may be faulty.
 const (
 	lineLimit  = 64 << 10
 	eventLimit = 10000
 )
 
-// NewLog makes the file, in a directory of its own.
+// NewLog makes an empty log in a new temporary directory.
 func NewLog() (*Log, error) {
 	dir, err := os.MkdirTemp("", "epcachectl-run-")
 	if err != nil {
@@ -120,12 +122,12 @@ func NewLog() (*Log, error) {
 	return log, nil
 }
 
-// Remove leaves processes that outlive the program without a report, which they bear.
+// Remove removes the log. Processes that outlive the program tolerate its absence.
 func (l *Log) Remove() {
-	os.RemoveAll(l.dir) // in the directory for what is temporary
+	os.RemoveAll(l.dir) // if it fails, the system cleans its temporary directory
 }
 
-// read returns what happened, oldest first, and whether there was more than it took.
+// read returns the events, oldest first, and whether there are more than its limits allow.
 func (l *Log) read() (events []Event, more bool, err error) {
 	f, err := os.Open(l.Path)
 	if err != nil {

@@ -14,19 +14,21 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 )
 
-// Summary is what run --json prints. The names are a contract for scripts.
+// Summary is the output of run --json. Scripts depend on the names of its fields.
 type Summary struct {
-	Sessions []Event        `json:"sessions"`
-	Notes    []string       `json:"notes"`    // what was not reached, and why
-	Outcomes map[string]int `json:"outcomes"` // sessions by outcome
-	Pythons  int            `json:"pythons"`  // Python processes that were reached
-	// The compile times of the hits, less the times of the hits.
+	Sessions []Event `json:"sessions"`
+	// processes and libraries in which epcache had no effect, and why
+	Notes    []string       `json:"notes"`
+	Outcomes map[string]int `json:"outcomes"` // number of sessions by outcome
+	Pythons  int            `json:"pythons"`  // Python processes that loaded epcache
+	// SavedSeconds is how long the hits took to compile originally, less how long they took now.
 	SavedSeconds float64 `json:"saved_seconds"`
 }
 
 var cachedOutcomes = []string{"hit", "compiled", "waited", "put", "adopted"}
 
-// isServed reports whether a session is as it should be: from the cache, or compiled already.
+// isServed reports whether a session needed no compile: its model came from the cache, or was
+// compiled already.
 func (e *Event) isServed() bool {
 	return slices.Contains(cachedOutcomes, e.Outcome) || e.Outcome == "passthrough"
 }
@@ -74,7 +76,7 @@ func summaryOf(events []Event, more bool) *Summary {
 	return s
 }
 
-// Summary sums up what happened.
+// Summary sums up the events.
 func (l *Log) Summary() (*Summary, error) {
 	events, more, err := l.read()
 	return summaryOf(events, more), err
@@ -109,7 +111,8 @@ func (s *Summary) WriteJSON(w io.Writer) error {
 	return err
 }
 
-// Lines is the summary for people: with all, every session; else what was not served.
+// Lines returns the summary as text: with all, each session; otherwise only those that compiled or
+// failed.
 func (s *Summary) Lines(all bool) []string {
 	var lines []string
 	if all && len(s.Sessions) > 0 {
@@ -135,13 +138,14 @@ func (s *Summary) total() string {
 	return text
 }
 
-// sameSessions are sessions of one model that came to the same.
+// sameSessions are sessions that groupSessions combined.
 type sameSessions struct {
 	Event
 	count int
 }
 
-// groupSessions puts together what differs in times only: programs make many sessions of one model.
+// groupSessions combines sessions that differ only in their times, because programs make many
+// sessions of one model.
 func groupSessions(sessions []Event) []*sameSessions {
 	var groups []*sameSessions
 	for _, e := range sessions {
@@ -178,8 +182,8 @@ func (g *sameSessions) line() string {
 	return text
 }
 
-// keyLine returns the line of a reason that says most. A compiler's words run over many lines, of
-// which the last sums them up; --json has all of them.
+// keyLine returns the most informative line of a reason. A compiler's message may have many lines,
+// of which the last sums up the others; --json has all of them.
 func keyLine(why string) string {
 	const most = 300
 	lines := strings.Split(strings.TrimSpace(why), "\n")

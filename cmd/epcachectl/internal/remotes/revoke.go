@@ -73,7 +73,7 @@ withhold what it revokes. They fetch builds only while a document is valid.` +
 	return cmd
 }
 
-// check reads what is on this side, before the daemon is asked.
+// check checks the flags and reads the local key, before the first request to the daemon.
 func (v *revoke) check() error {
 	if v.key == "" || v.days == 0 {
 		return exit.Usagef("remote revoke: give --key, the root key's file, and at least 1 day")
@@ -115,8 +115,8 @@ func (v *revoke) check() error {
 	return nil
 }
 
-// latest returns the root key's latest document that the remote or the daemon has, and the digest
-// of the remote's own, nil if there is none.
+// latest returns the root key's latest document among the remote's and the daemon's, and the digest
+// of the remote's document, nil if it has none.
 func (v *revoke) latest(ctx context.Context, c *unixsock.Client, name string) (d portable.Document,
 	over []byte, err error) {
 	there, err := unixsock.Ask[wire.RemoteTrustReply](ctx, c, &wire.RemoteTrust{Remote: name}, nil)

@@ -22,7 +22,7 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-// Printer prints everything that people read. A message is "epcachectl: operation "object": cause",
+// Printer prints all output of epcachectl. A message is "epcachectl: operation "object": cause",
 // lower case and without a final period; a hint is a line of its own and guesses what the user
 // wants to do. Results go to standard output, everything else to standard error, which stays empty
 // when all goes well and there is something to print.
@@ -30,13 +30,13 @@ type Printer struct {
 	Out, Err io.Writer
 
 	mu            sync.Mutex // guards the progress lines
-	Terminal      bool       // messages go to one, and progress
-	width         func() int // of the terminal of messages, in cells
-	Width         int        // of the terminal of results, in cells; 0: they go to none
-	coloured      bool       // terminals have colours
-	progressLines int        // progress lines on the terminal
-	printed       bool       // a part of a result
-	failed        error      // of a table
+	Terminal      bool       // Err is a terminal, which shows progress too
+	width         func() int // of the terminal that Err is, in cells
+	Width         int        // of the terminal that Out is, in cells; 0: it is no terminal
+	coloured      bool       // print colours on terminals
+	progressLines int        // number of progress lines now on the terminal
+	printed       bool       // a part of a result was printed
+	failed        error      // the first error of a table
 }
 
 // NewPrinter returns a printer of results to out and of messages to err.
@@ -48,7 +48,7 @@ func NewPrinter(out, err io.Writer) *Printer {
 	return p
 }
 
-// widthOf returns the cells in a line of a terminal, 0 for what is none.
+// widthOf returns the number of cells in a line of a terminal, 0 if the stream is no terminal.
 func widthOf(stream io.Writer) int {
 	if !IsTerminal(stream) {
 		return 0
@@ -75,8 +75,8 @@ func (p *Printer) Failure(err error) {
 	}
 }
 
-// JSONFailure prints an error for scripts, unless a part of a result was printed: that stays
-// without its end, so that it is not taken for the whole.
+// JSONFailure prints an error for scripts, unless a part of a result was printed: that part stays
+// incomplete JSON, so that no script mistakes it for the whole result.
 func (p *Printer) JSONFailure(err error) {
 	if !p.printed {
 		_ = p.JSON(jsonout.Object{"error": err.Error(), "hint": strings.Join(exit.Hints(err), "; "),
@@ -84,22 +84,22 @@ func (p *Printer) JSONFailure(err error) {
 	}
 }
 
-// Hint guesses what the user wants to do.
+// Hint prints a guess at what the user wants to do.
 func (p *Printer) Hint(text string) { p.message(cyan, "hint: ", text) }
 
-// Warning prints something that is wrong, in a call that continues.
+// Warning prints a problem that does not end the call.
 func (p *Printer) Warning(text string) {
 	p.Clear()
 	p.message(yellow, "warning: ", text)
 }
 
-// Note prints what a person may want to know, in a call that continues.
+// Note prints information that does not end the call.
 func (p *Printer) Note(text string) {
 	p.Clear()
 	p.message("", "", text)
 }
 
-// message prints what is no result, with its beginning in a colour.
+// message prints a message other than a result, with its beginning in a colour.
 func (p *Printer) message(colour, kind, text string) {
 	begin := "epcachectl: " + kind
 	if !p.Terminal {
@@ -136,7 +136,7 @@ func (p *Printer) JSON(v any) error {
 	return p.Result(text)
 }
 
-// Table prints rows in columns, see NewColumns. Failed returns the error if that fails.
+// Table prints rows in columns; optional is as in NewColumns. Failed returns the error if it fails.
 func (p *Printer) Table(rows [][]string, optional ...string) {
 	p.failed = cmp.Or(p.failed, NewColumns(p, optional...).Print(rows))
 }
@@ -144,14 +144,14 @@ func (p *Printer) Table(rows [][]string, optional ...string) {
 // Failed returns the first error of a table.
 func (p *Printer) Failed() error { return p.failed }
 
-// More prints how many there are beyond what was printed, if there are.
+// More prints that n more results exist than were printed, unless n is 0.
 func (p *Printer) More(n uint64) {
 	if n > 0 {
 		p.Line("and %d more", n)
 	}
 }
 
-// progress replaces the lines that show a person what is happening. Scripts see nothing.
+// progress replaces the progress lines. It prints nothing if Err is no terminal.
 func (p *Printer) progress(lines []string) {
 	if !p.Terminal {
 		return
@@ -164,14 +164,15 @@ func (p *Printer) progress(lines []string) {
 		if i > 0 {
 			text += "\n"
 		}
-		text += ansi.Truncate(line, max(0, width-1), "") // one that wraps would be two to erase
+		// a line that wraps would need two to be erased
+		text += ansi.Truncate(line, max(0, width-1), "")
 	}
 	p.progressLines = len(lines)
 	fmt.Fprint(p.Err, text)
 }
 
-// eraseSequence is what takes the progress lines from the terminal. The cursor is in the last
-// of them.
+// eraseSequence returns the escape sequence that erases the progress lines. The cursor must be in
+// the last of them.
 func (p *Printer) eraseSequence() string {
 	if p.progressLines == 0 {
 		return ""
@@ -193,7 +194,8 @@ func (p *Printer) Clear() {
 	}
 }
 
-// Printable quotes a name that would do something to the terminal.
+// Printable quotes a name with characters that are not printable, such as escape sequences, because
+// they could control the terminal.
 func Printable(name string) string {
 	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return strconv.Quote(name)
@@ -201,7 +203,7 @@ func Printable(name string) string {
 	return name
 }
 
-// Brief shortens text of other programs in its middle, because paths differ at their ends.
+// Brief shortens other programs' text in its middle, because paths differ at their ends.
 func Brief(text string) string {
 	const begin, end = 40, 40
 	if runes := []rune(text); len(runes) > begin+end {
@@ -211,8 +213,8 @@ func Brief(text string) string {
 	return text
 }
 
-// KeepEnd keeps the end of a long message: ONNX Runtime's begin with its source, and end with the
-// cause.
+// KeepEnd keeps the end of a long message, because messages of ONNX Runtime begin with a place in
+// its source and end with the cause.
 func KeepEnd(text string) string {
 	const most = 200
 	if runes := []rune(text); len(runes) > most {
@@ -221,7 +223,7 @@ func KeepEnd(text string) string {
 	return text
 }
 
-// Count spells a number of things.
+// Count returns a number with a noun, which is in the plural unless the number is 1.
 func Count[N int | uint32 | uint64](n N, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -238,10 +240,10 @@ func Count[N int | uint32 | uint64](n N, thing string) string {
 // Short keeps the beginning of a key or digest.
 func Short(key string) string { return key[:min(len(key), 12)] }
 
-// TextOrDash is a printable text, "-" for none.
+// TextOrDash returns Printable of a text, "-" if it is empty.
 func TextOrDash(text string) string { return cmp.Or(Printable(text), "-") }
 
-// WithPrefix is a printable text with what goes before it, "" where there is no text.
+// WithPrefix returns a prefix with Printable of a text, "" if the text is empty.
 func WithPrefix(before, text string) string {
 	if text == "" {
 		return ""
@@ -252,7 +254,7 @@ func WithPrefix(before, text string) string {
 // Bytes spells a number of bytes.
 func Bytes(n int64) string { return bytesize.Text(n) }
 
-// Seconds spells a duration in seconds, as exactly as its size asks for.
+// Seconds spells a number of seconds as a duration, with fewer decimals the longer it is.
 func Seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second))
 	switch {
@@ -293,10 +295,10 @@ func Printables(names []string) []string {
 // can begin or stop early, and no process keeps all of it.
 
 // Array prints a list for scripts, some elements at a time. If the rest cannot be read, the list
-// stays without its end, so that a script does not take a part for the whole.
+// stays incomplete JSON, so that no script mistakes a part for the whole.
 type Array struct {
 	p       *Printer
-	indent  string // of the line that it begins on
+	indent  string // of the line on which the list begins
 	started bool
 }
 
@@ -323,7 +325,7 @@ func (j *Array) Add(elements ...any) error {
 	return j.p.Result(text.Bytes())
 }
 
-// End closes the list, and begins it where nothing was added.
+// End prints the end of the list, after its beginning if no element was added.
 func (j *Array) End() error {
 	if !j.started {
 		return j.p.Result([]byte("[]"))

@@ -12,20 +12,21 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// Phases shows how far the models of a call are: on a terminal a line with a bar for each, renewed
-// several times a second; else nothing, or with --progress a line for each change of phase.
+// Phases shows the progress of a call's models: on a terminal a line with a bar for each, which is
+// updated several times a second; elsewhere nothing, or with --progress a line for each change of
+// phase.
 type Phases struct {
 	print *Printer
 	plain bool
 	total int
 	Start time.Time
-	Waits bool // a queued model is done when its job has ended
+	Waits bool // a queued model counts as done only when its job has ended
 
 	mu       sync.Mutex
-	finished map[string]bool // by name: the count never goes back
-	took     time.Duration   // of the compiles that are done
-	timed    int             // how many those are
-	running  []*running      // in the order in which they were first heard of
+	finished map[string]bool // by name, so that a model is counted once
+	took     time.Duration   // total time of the compiles that are done
+	timed    int             // number of compiles that are done
+	running  []*running      // in the order of their first reports
 	stop     chan struct{}
 	stopped  sync.WaitGroup
 }
@@ -48,7 +49,7 @@ func NewPhases(p *Printer, plain bool, total int) *Phases {
 }
 
 func (s *Phases) renew() {
-	// a hit is answered before the first, and shows nothing
+	// a hit is answered before the first tick, and so shows no progress
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -61,7 +62,7 @@ func (s *Phases) renew() {
 	}
 }
 
-// Phase records how far a model is.
+// Phase records a model's progress.
 func (s *Phases) Phase(name string, p *wire.Progress) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,9 +150,9 @@ func (s *Phases) lines(now time.Time) []string {
 	return lines
 }
 
-// left estimates how long all that is not done takes, 0 where nothing is known of it: each compile
-// takes as long as its own earlier ones, or as the mean of the others, and as many run at a time as
-// run now.
+// left estimates the time until all models are done, 0 if no compile time is known. It assumes that
+// each compile takes as long as earlier compiles of its model, or as the mean of the others, and
+// that as many run at a time as now.
 func (s *Phases) left(now time.Time) time.Duration {
 	known, sum, parallel := s.timed, s.took, 0
 	for _, r := range s.running {
@@ -190,10 +191,10 @@ const (
 	mostBars = 8
 )
 
-// bar shows in a line how far one model is, age after it was last reported: a bar where there is
-// something to measure by, which is bytes, builds or files, or how long such compiles took before.
-// Without a name it is of the call itself. A narrow terminal has first no details, then half of the
-// bar, and the name in short; the bar is never cut.
+// bar returns the line of a model's progress, which was reported age ago. The line has a bar if the
+// progress is known in bytes, builds or files, or if earlier compiles of the model were timed. An
+// empty name stands for the call itself. If the terminal is too narrow, the line has no details,
+// then half of the bar, then a shortened name; the bar is never cut.
 func bar(name string, p *wire.Progress, age time.Duration, width int) string {
 	text, cells, more := Printable(p.GetPhase()), barCells, detail(p)
 	if name != "" {
@@ -221,7 +222,8 @@ func bar(name string, p *wire.Progress, age time.Duration, width int) string {
 	return text + rest()
 }
 
-// doneFraction is how much is done. An estimate never fills the bar: only the end does.
+// doneFraction returns how much of a model's work is done, from 0 to 1, and whether that is known.
+// An estimate from earlier compiles stays below 1.
 func doneFraction(p *wire.Progress, age time.Duration) (float64, bool) {
 	switch {
 	case p.GetTotalBytes() > 0:
@@ -238,7 +240,6 @@ func elapsed(p *wire.Progress, age time.Duration) time.Duration {
 	return max(0, Milliseconds(p.GetElapsedMs())+age)
 }
 
-// Milliseconds is a number of them as a duration.
 func Milliseconds(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
 
 func tookOf(p *wire.Progress, age time.Duration) string {

@@ -11,13 +11,13 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// Columns prints rows of equal length below each other, some at a time. Columns become wider and
-// never narrower: those of a result of one page are as wide as they have to be. On a terminal no
-// line is wider than it: the second of two columns is wrapped, and of more columns the widest cells
-// are shortened in their middle, after the optional columns were left out.
+// Columns prints rows of equal length as a table, some rows at a time. Later rows can make a column
+// wider, but never narrower. On a terminal no line is wider than the terminal: in a table of two
+// columns the second is wrapped; a table of more columns first loses its optional columns, and then
+// its widest cells are shortened in their middle.
 type Columns struct {
 	p        *Printer
-	optional []string // heads of columns, the least important first
+	optional []string // heads of columns that may be left out, the least important first
 	dropped  []int
 	widths   []int
 }
@@ -29,7 +29,7 @@ func NewColumns(p *Printer, optional ...string) *Columns {
 
 const (
 	betweenColumns = 2
-	readable       = 24 // cells that a name needs at least for people to distinguish it from others
+	readable       = 24 // least number of cells in which people can distinguish a name from others
 )
 
 // Print prints some rows.
@@ -77,7 +77,7 @@ func (c *Columns) line(row []string) string {
 	return line.String()
 }
 
-// drop leaves out optional columns for which the terminal has no cells.
+// drop leaves out optional columns until the others fit the terminal.
 func (c *Columns) drop(heads []string) {
 	for _, head := range c.optional {
 		needed := 0
@@ -94,7 +94,7 @@ func (c *Columns) drop(heads []string) {
 	}
 }
 
-// Dropped returns the heads of the columns for which the terminal had no cells.
+// Dropped returns the heads of the columns that were left out.
 func (c *Columns) Dropped(heads []string) (names []string) {
 	for i, head := range heads {
 		if slices.Contains(c.dropped, i) {
@@ -126,14 +126,15 @@ func (c *Columns) shrink() {
 	}
 }
 
-// Middle shortens text in its middle, because names differ at both ends: each part of a name with
-// slashes is shortened by itself, so that models of one hub, and files of one model, stay apart.
+// Middle shortens text in its middle, because names differ at both ends. It shortens each part of a
+// name with slashes by itself, so that models of one hub, and files of one model, remain
+// distinguishable.
 func Middle(text string, width int) string {
 	all := ansi.StringWidth(text)
 	if all <= width {
 		return text
 	}
-	const shortest = 5 // cells of a part that still distinguish it
+	const shortest = 5 // cells in which a part is still distinguishable
 	parts := strings.Split(strings.TrimSuffix(text, ".onnx"), "/")
 	if left := width - len(parts) + 1; len(parts) > 1 && left/len(parts) >= shortest {
 		byWidth := make([]int, len(parts))
@@ -143,7 +144,7 @@ func Middle(text string, width int) string {
 		slices.SortFunc(byWidth, func(x, y int) int {
 			return cmp.Compare(ansi.StringWidth(parts[x]), ansi.StringWidth(parts[y]))
 		})
-		for i, at := range byWidth { // the short ones leave cells to the long ones
+		for i, at := range byWidth { // short parts leave cells to the long ones
 			parts[at] = Middle(parts[at], left/(len(parts)-i))
 			left -= ansi.StringWidth(parts[at])
 		}
@@ -153,7 +154,7 @@ func Middle(text string, width int) string {
 	return ansi.Truncate(text, width-1-end, "") + "…" + ansi.TruncateLeft(text, all-end, "")
 }
 
-// wrap breaks lines that are wider than a terminal between words. 0 is the width of what is none.
+// wrap breaks lines that are wider than a terminal between words. It breaks none if width is 0.
 func wrap(text string, width int) string {
 	if width == 0 {
 		return text
@@ -172,7 +173,7 @@ func wrap(text string, width int) string {
 // does not break at hyphens, as ansi does, because those of flags, versions and paths belong to a
 // word.
 func hanging(text string, width, indent int) string {
-	const hyphen = "\uE000" // of private use
+	const hyphen = "\uE000" // a private-use character, which stands for hyphens
 	text = ansi.Wrap(strings.ReplaceAll(text, "-", hyphen), max(width, 1), "")
 	return strings.NewReplacer(hyphen, "-", "\n", "\n"+strings.Repeat(" ", indent)).Replace(text)
 }
@@ -193,7 +194,7 @@ func (p *Printer) paint(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// Bold returns a heading of a result, as a terminal shows it.
+// Bold returns a heading of a result, in bold type if results go to a terminal.
 func (p *Printer) Bold(text string) string {
 	if p.Width == 0 {
 		return text
@@ -201,7 +202,7 @@ func (p *Printer) Bold(text string) string {
 	return p.paint(bold, text)
 }
 
-// State returns the word for a state or a severity, on a terminal in its colour.
+// State returns a word for a state or a severity, in its colour if results go to a terminal.
 func (p *Printer) State(word string) string {
 	if p.Width == 0 {
 		return word
@@ -217,7 +218,7 @@ var colours = map[string]string{
 	"compiled": green, "optimal": green,
 }
 
-// When spells a time in milliseconds: on a terminal how long ago it was.
+// When spells a time in milliseconds. On a terminal it says how long ago the time was.
 func (p *Printer) When(ms int64) string {
 	if p.Width == 0 || ms == 0 {
 		return Time(ms)

@@ -33,7 +33,7 @@ type Backend struct {
 	gates gates
 }
 
-// New returns a backend whose exported fields the caller sets.
+// New returns a backend. The caller sets its exported fields.
 func New() *Backend {
 	b := new(Backend)
 	b.gates = newGates(func() bool { return b.Server.Crowded() })
