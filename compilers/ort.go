@@ -80,7 +80,7 @@ func NewORT(o ORTOptions) *ORT {
 	o.Limits = o.Limits.orDefault()
 	var left []os.DirEntry
 	if o.Socket != "" {
-		left, _ = os.ReadDir(o.Scratch) // none yet
+		left, _ = os.ReadDir(o.Scratch) // if the directory does not exist yet, it has no entries
 	}
 	return &ORT{leftDirs: left, opts: o, stacks: stacks, startTimeout: 30 * time.Second,
 		launcher: newLauncher(), host: newHost(o), tools: map[string]Tool{}}

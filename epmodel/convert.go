@@ -174,7 +174,8 @@ func fileSuffix(source string) string {
 	return "_" + clean[:min(len(clean), 100)]
 }
 
-// contextForm rewrites nodes that hold contexts, and lengths around them, and no other byte.
+// contextForm rewrites a model with changed nodes for contexts. Other bytes stay the same, except
+// the lengths of messages that contain these nodes.
 type contextForm struct {
 	*reader
 	change map[int64]change // by the offset of the NodeProto

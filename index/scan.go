@@ -15,7 +15,7 @@ import (
 const (
 	// scanRows and scanBytes bound a page, and so its transaction, which takes some milliseconds.
 	scanRows  = 1 << 10
-	scanBytes = 1 << 20 // and one row more
+	scanBytes = 1 << 20 // a page may exceed it by one row
 )
 
 // scanned is a page of rows, in one piece of memory.

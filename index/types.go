@@ -199,8 +199,8 @@ type Event struct {
 
 	BuildKey  BuildKey
 	ModelName string
-	Runtime   string // its name, of events of a runtime
-	Scope     string // which users may see it, as of a build
+	Runtime   string // name of the runtime, in events of a runtime
+	Scope     string // which users may see it; the same values as of a build
 	By        string // the user that caused it, "uid:1000", where Scope does not say it
 
 	Sequence uint64 // counts the events since Open, from 1; 0: an earlier event; not stored

@@ -161,7 +161,8 @@ func (s *Signer) key() *Key {
 	return &Key{ID: s.ID, Root: s.Root, public: public}
 }
 
-// signature returns the sigstore bundle for an encoded manifest, and the manifest of that.
+// signature returns the sigstore bundle that signs an encoded manifest, and the manifest that
+// attaches the bundle to it.
 func (s *Signer) signature(build []byte, p Predicate) (one, manifest []byte) {
 	digest := DigestOf(build)
 	payload := encode(&statement{Type: statementType, PredicateType: PredicateType, Predicate: p,

@@ -264,7 +264,8 @@ func (r *Reservation) try(ctx context.Context, disk, bytes int64) (final bool, e
 		}
 		s.mu.Unlock()
 		if same && (final || stays != "" || !errors.Is(err, errUserFull) || ctx.Err() != nil) {
-			// otherwise the user has reserved more since, for which more builds may be evicted
+			// otherwise repeat: the user reserved more in the meantime, and more builds can be
+			// evicted
 			return final, err
 		}
 	}

@@ -17,8 +17,8 @@ import (
 )
 
 // The scrub verifies every blob in turn, so that damage is found before an application needs the
-// blob. The packer's loop runs it after its own work, and it reads as many bytes as are due by
-// then.
+// blob. The packer's loop runs it after its own work, and each time it reads as many bytes as its
+// rate allows for the time since the last run.
 
 const (
 	scrubRate  = 32 << 20 // bytes per second while it reads, at most

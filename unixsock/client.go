@@ -22,9 +22,10 @@ const (
 	// for which a request that does not fit into the socket may stay unread
 	clientWriteTimeout = 2 * time.Second
 	clientFrameTimeout = 2 * time.Second // from the first byte of an answer to its last
-	// without a word: then it is asked on another connection whether it still lives
+	// after this time without an answer the client asks on another connection whether the daemon is
+	// alive
 	silenceLimit  = 5 * time.Second
-	aliveInterval = 2 * time.Second // for that
+	aliveInterval = 2 * time.Second // interval of these questions
 )
 
 // Client is one connection to a daemon. Its methods may be called at the same time; their requests

@@ -38,7 +38,7 @@ type List struct {
 func (l *List) mayFollow(p request.Peer, j *jobs.Job) bool {
 	a := j.Description()
 	return j.IsRequestedBy(p.UID) || l.Rights.IsAdministrator(p) ||
-		// otherwise only another user requested it
+		// or the job replaces a build that the peer may see
 		!a.Replaces.IsZero() && l.Rights.MaySee(p, a.Replaces, a.Scope)
 }
 

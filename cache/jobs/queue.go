@@ -63,10 +63,11 @@ type Ticket struct {
 
 	startedRunning chan struct{} // closed when the job may run
 	rank           Rank          // guarded by Queue.mu, like the fields below
-	// users have the users from whom the rank comes; of a running job, the user that it counts for.
+	// The rank is from requests of users. A running job counts for user, which sort chooses from
+	// them.
 	users   []uint32
-	user    uint32    // one of users, chosen by sort
-	round   int       // how many jobs of that user run or are queued before
+	user    uint32
+	round   int       // number of running and earlier queued jobs of user
 	since   time.Time // when it began to run
 	running bool
 	yielded bool // Yield was called

@@ -251,7 +251,7 @@ type sharedBytes struct {
 	wholeAt  map[cas.Digest][]dedupe.Extent
 	pieces   map[cas.Digest][]Piece
 	cached   int // number of pieces in total
-	named    int // named ranges
+	named    int // number of named ranges in total
 }
 
 func (q *Queries) newSharedBytes(ctx context.Context) (*sharedBytes, error) {

@@ -103,7 +103,7 @@ type Remotes struct {
 	wake     chan struct{}
 }
 
-// looked identifies a look-up.
+// looked identifies a look-up at a remote, as a key of remembered results.
 type looked struct {
 	remote string
 	build  index.BuildKey

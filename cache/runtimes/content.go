@@ -395,8 +395,8 @@ func (x *digests) contents(ctx context.Context, uid uint32, ref *LibraryRef) (co
 	return out, nil
 }
 
-// like returns the digests in the layout of clientDigests: with the library under its name, and
-// without files that do not identify it.
+// like returns the digests with the same keys as clientDigests: the library's digest is under its
+// file name, and files that do not identify the library are left out.
 func (shown contents) like(ref *LibraryRef) contents {
 	out := make(contents, len(shown))
 	for name, d := range shown {

@@ -29,9 +29,9 @@ type dirs struct {
 	eventsSeen atomic.Bool
 	asking     atomic.Int64  // calls of reports that have not returned
 	changes    atomic.Uint64 // number of changes that the kernel has reported
-	// value of reports at the last comparison of all stamps; 0: one differed
+	// value of changes at the last comparison of all stamps; 0: a stamp differed
 	named    atomic.Uint64
-	compared atomic.Int64 // time of that comparison, since clock
+	compared atomic.Int64 // time of the last comparison
 }
 
 // recently is how long after a comparison of all stamps a hit relies on the kernel's reports of

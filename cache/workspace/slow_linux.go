@@ -125,7 +125,8 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 		leave()
 		return nil, request.StoreError(err, f.Name())
 	}
-	done := func() { leave(); _ = to.Close() } // only reads of it matter
+	// the copy is temporary and verified when it is read, so an error of Close does not matter
+	done := func() { leave(); _ = to.Close() }
 	if err := slowfile.Copy(ctx, f, to, int64(st.Size), done); err != nil {
 		if ctx.Err() == nil && cas.IsDiskFull(err) {
 			return nil, request.StoreError(err, f.Name())

@@ -184,7 +184,7 @@ type Workspace struct {
 	name string
 	Dir  string
 
-	Copies     []modelCopy             // set when they are made
+	Copies     []modelCopy             // the copies made so far
 	Open       []request.OpenDimension // of the inputs, not fixed by the request
 	dimensions []string                // names of the inputs' dimensions
 }

@@ -259,8 +259,8 @@ func (e *export) find(ctx context.Context, c *unixsock.Client, args []string) (o
 	return out, err
 }
 
-// open returns the directory to make the layout in, and a function that converts it to what --to
-// wants.
+// open returns the directory to make the layout in, a function that converts the layout to the
+// format of --to, and one that removes the directory.
 func (e *export) open() (dir string, finish func(context.Context) error, remove func(), err error) {
 	keep := func(context.Context) error { return nil }
 	if e.to != "" && e.to != "-" && !strings.HasSuffix(e.to, ".tar") {
@@ -268,7 +268,7 @@ func (e *export) open() (dir string, finish func(context.Context) error, remove 
 	}
 	parent := ""
 	if e.to != "-" {
-		// on the file system that needs the space anyway
+		// on the target's file system, which needs the space anyway
 		parent = filepath.Dir(filepath.Clean(e.target()))
 	}
 	if e.to == "" {

@@ -36,8 +36,9 @@ var refusedCalls = []denial{
 	// they are permitted.
 	{unix.SYS_FCHMODAT, unix.EPERM}, {unix.SYS_FCHMODAT2, unix.EPERM},
 	{unix.SYS_FCHOWNAT, unix.EPERM},
-	// Nor does it restrict changes of times, by which the daemon recognises verified files.
-	// Vendors' tools set the times of their output, so the call pretends to succeed.
+	// Landlock does not restrict changes of a file's times either. Refuse them, because the daemon
+	// recognises verified files by their times. Vendors' tools set the times of their output, so
+	// the call pretends to succeed.
 	{unix.SYS_UTIMENSAT, 0},
 	{unix.SYS_SETXATTR, unix.EPERM}, {unix.SYS_LSETXATTR, unix.EPERM},
 	{unix.SYS_REMOVEXATTR, unix.EPERM}, {unix.SYS_LREMOVEXATTR, unix.EPERM},

@@ -27,7 +27,7 @@ type fetching struct {
 	files  []*os.File
 	wanted map[portable.ChunkSum][]place
 	chunks [][]portable.Chunk // chunks of each file; nil: it is read whole
-	have   [][]bool           // of each chunk
+	have   [][]bool           // which chunks have arrived, by file and chunk
 }
 
 // place identifies a chunk of a build.

@@ -53,7 +53,7 @@ func (m *meter) clock() time.Time { return time.Now().Add(time.Duration(m.skew.L
 func (m *meter) RoundTrip(r *http.Request) (*http.Response, error) {
 	c := callOf(r.Context())
 	if c == nil {
-		return m.next.RoundTrip(r) // a request for credentials
+		return m.next.RoundTrip(r) // a request for credentials, which is not measured
 	}
 	c.requests.Add(1)
 	c.out.Add(max(0, r.ContentLength))

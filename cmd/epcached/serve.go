@@ -240,7 +240,7 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	case why := <-unneeded:
 		end()
 		log.Info("leaving", "why", why)
-		return "", <-e.ended // without clients
+		return "", <-e.ended // no client is left to wait for
 	case gone = <-c.Store.ReopenNeeded():
 		end()
 		log.Warn("opening the state directory again", "state", c.Store.Directory(), "why", gone)
@@ -325,7 +325,7 @@ func unavailable(text, hint string) *unixsock.Error {
 // listen takes the socket that systemd passed, or creates one. It keeps systemd's open, because
 // systemd does not pass it again.
 func (p *process) listen(path string) (net.Listener, error) {
-	passed, err := activation.Listeners() // none, the second time
+	passed, err := activation.Listeners() // returns none when it is called again
 	if err != nil {
 		return nil, fmt.Errorf("socket activation: %w", err)
 	}

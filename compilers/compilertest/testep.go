@@ -42,7 +42,7 @@ fault = { policy = "allowed", kind = "string" }
 // Release is what an installation of the test EP says of itself. Empty fields keep the EP's
 // defaults.
 type Release struct {
-	Name string // of the EP; another than TestEP has no entry in any table
+	Name string // of the EP; the tables of EPs know only TestEP
 	// operators that it takes, separated by commas; "Mul" with Single: as ONNX Runtime's example
 	// plugin EP
 	Ops     string

@@ -90,7 +90,7 @@ func sdkOf(r compilers.Runtime, ep compilers.EP) (SDK, error) {
 	return sdk, nil
 }
 
-// compatibility is the string that artefacts carry.
+// compatibility returns the compatibility string for artefacts.
 func (s SDK) compatibility() string { return "standin:" + s.Version + ":" + s.Hardware }
 
 // verdict judges another's string as an EP would: the same is optimal, another minor version loads

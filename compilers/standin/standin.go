@@ -367,7 +367,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// waits reports whether idle is there and still open.
+// waits reports whether idle is set and not closed yet.
 func waits(idle <-chan struct{}) bool {
 	select {
 	case <-idle:

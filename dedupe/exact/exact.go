@@ -22,8 +22,8 @@ type Matcher struct {
 	used  int
 }
 
-// A slot is 0 or has the lower bits of the hash above the position of a window,
-// plus 1, in all files joined.
+// A slot of the table is 0 if it is unused. Otherwise its upper bits are the lower bits of a
+// window's hash, and its lower bits are 1 + the window's position in the concatenated files.
 const (
 	placeBits = 40
 	placeMask = 1<<placeBits - 1

@@ -202,12 +202,13 @@ func pairsPortable(at []int32, b []byte, base int32, words int) int {
 // An anchor is a position that depends only on the bytes there, so that equal runs have the same
 // anchors at any offset. Unlike a rolling hash, it does not depend on the previous position, so any
 // part of a blob can be scanned separately. It is found in two steps, because most positions have
-// to be rejected in less than a cycle each. First, a byte and the next one differ in certain bits,
-// as one in 64 pairs of random bytes do and no equal ones; that is tested for 64 positions at once.
-// Second, the eight bytes there, times a constant, exceed a least product. Two bytes are used
-// because single bytes have few values in text and in small integers.
+// to be rejected in less than a cycle each. First, the byte and the next one differ in exactly
+// certain bits, which is true of one in 64 pairs of random bytes, and never of two equal bytes.
+// This is tested for 64 positions at once. Second, the next eight bytes as a number, multiplied by
+// a constant, exceed a minimum. The first test uses two bytes because single bytes have few values
+// in text and in small integers.
 //
-// The least product decides how many positions are anchors: of random bytes one in 1024 with sparse
+// The minimum decides how many positions are anchors: of random bytes one in 1024 with sparse
 // anchors, and up to one in 64 with dense ones. Sparse anchors are dense ones too.
 //
 // The key of an anchor is a hash of the next 64 bytes: eight would not distinguish tensors.

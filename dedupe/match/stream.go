@@ -94,7 +94,7 @@ func (p *part) run(from int64) ([]match, error) {
 			return nil, err
 		}
 		if next > pos+n {
-			read = streamRead // after a match
+			read = streamRead // jumped over a match: read the next bytes in large pieces
 		} else {
 			read = min(2*read, maxStreams)
 		}

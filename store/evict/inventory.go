@@ -315,7 +315,7 @@ type Sum struct {
 // ByModel lists builds by model, the largest first, and within one by size. It distinguishes models
 // of the same name.
 func (a *Accounts) ByModel(list []*index.Brief) []Row {
-	type row struct { // with the keys of comparison
+	type row struct { // a Row with the values to sort by
 		Row
 		model int64 // bytes of all builds of the model
 		of    *index.Brief
@@ -414,7 +414,7 @@ func (inv *Inventory) eachPart(b *index.Brief, mark []uint32, round uint32, fn f
 // Thrashing counts builds that were evicted and soon compiled again, which shows that the budget is
 // too small.
 type Thrashing struct {
-	Evicted, Back int     // entries
+	Evicted, Back int     // numbers of builds: evicted, and compiled again
 	Seconds       float64 // of recompiling
 	Bytes         int64   // of the recompiled builds
 }

@@ -160,7 +160,7 @@ func (m *StringMap) pass(c *codec) {
 	c.end(m.unknownFields)
 }
 
-// entry is one of a map, as it travels. V is string or *StringMap.
+// entry is a map's entry, which protobuf encodes as a message. V is string or *StringMap.
 type entry[V any] struct {
 	key   string
 	value V
@@ -184,13 +184,13 @@ type codec struct {
 	writing bool
 	failed  bool
 
-	number protowire.Number // of the field that is read next; 0: there is none
+	number protowire.Number // of the field that is read next; 0: no field is left
 	kind   protowire.Type
 }
 
 func (c *codec) fail() { c.failed, c.number = true, 0 }
 
-// ended reports whether all was read.
+// ended reports whether the whole message was read without an error.
 func (c *codec) ended() bool { return !c.failed && c.number == 0 }
 
 // end writes the fields that this version does not know. It fails if others are set.
@@ -204,7 +204,8 @@ func (c *codec) end(unknown []byte, others ...bool) {
 	}
 }
 
-// next goes behind a value of that size. A negative one says that it is malformed.
+// next skips a value of that size, and reads the next field's tag. A negative size means that the
+// value is malformed.
 func (c *codec) next(size int) {
 	if size >= 0 {
 		c.b = c.b[size:]

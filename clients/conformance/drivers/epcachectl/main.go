@@ -60,7 +60,7 @@ func main() {
 func answerTo(q question) (answer, error) {
 	switch q.Do {
 	case "forget":
-		return answer{}, nil // every question has a process of its own
+		return answer{}, nil // nothing to forget: each question starts a new process
 	case "jobs":
 		e, err := call(q, "jobs", "--json")
 		if err != nil || e.status != 0 {

@@ -76,7 +76,7 @@ type modelResult struct {
 	elapsed   time.Duration
 	err       error
 	missing   bool      // with -n: it would be compiled
-	adopted   bool      // with adopted: the call is an adoption
+	adopted   bool      // the call stores the model as it is: adopted
 	startedAt bool      // with missing: it is being compiled already
 	job       *wire.Job // its job after the end, if it was followed
 	graph     string    // relative to the view

@@ -310,7 +310,7 @@ func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, resu
 		for errors.Is(r.err, unixsock.ErrBusy) && len(jobs) > 0 {
 			before := jobs[0]
 			jobs = jobs[1:]
-			// Followers report how it ends; here it only has to end.
+			// The job's own followers report its result, so ignore it here.
 			_, _ = before.clientFor(c).Follow(ctx, &wire.Follow{Job: before.reply.GetJob()},
 				func(p *wire.Progress) { show.Phase(before.path, p) })
 			show.Done(before.path, false)

@@ -39,7 +39,7 @@ type priorityWriter struct{ out io.Writer }
 func (p priorityWriter) Write(line []byte) (int, error) {
 	var level slog.Level
 	word, _, _ := strings.Cut(strings.TrimPrefix(string(line), "level="), " ")
-	_ = level.UnmarshalText([]byte(word)) // else it is slog.LevelInfo
+	_ = level.UnmarshalText([]byte(word)) // an unknown word leaves slog.LevelInfo
 	if _, err := io.WriteString(p.out, priority(level)+string(line)); err != nil {
 		return 0, err
 	}
