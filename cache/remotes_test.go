@@ -551,9 +551,15 @@ func TestAReaderWaitsForTheHolderOfALease(t *testing.T) {
 
 // A daemon that ends gives its leases back, although what it compiled was not published yet.
 func TestLeasesAreGivenBackWhenTheDaemonEnds(t *testing.T) {
-	_, public := fleetKeys(t)
+	private, public := fleetKeys(t)
 	store := newBucket()
-	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: public + " is not there",
+	store.lookFault = func(context.Context) error { // so that nothing can be published
+		if store.takes.Load() > 0 {
+			_ = os.Remove(private)
+		}
+		return nil
+	}
+	b := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
 		Trust: []string{public}, Lease: true})
 	b.acquire(b.request(b.model(1)))
 	require.Len(t, store.leases, 1)

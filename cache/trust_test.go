@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/remote"
+	"github.com/epcached/epcached/unixsock/wire"
 )
 
 // rootKey is a root key pair, and what it signs.
@@ -250,6 +251,51 @@ func TestARevokedBuildIsWithheld(t *testing.T) {
 			require.EqualValues(t, 2, b.compiler.Compiles.Load())
 		})
 	}
+}
+
+// A machine whose key is revoked takes no lease, says so before a publication fails, and does not
+// take its own signature for a valid one.
+func TestARevokedKeyPublishesNothing(t *testing.T) {
+	private, public := fleetKeys(t)
+	root, store := newRootKey(t), newBucket()
+	store.setTrust(t, root.document(1))
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private, Lease: true,
+		Trust: []string{public, root.public}})
+	made := a.acquire(a.request(a.model(1)))
+	store.waitForCards(t, 1)
+	leases := store.takes.Load()
+	store.setTrust(t, root.document(2,
+		portable.Revocation{Key: store.signers(t)[0], Reason: "leaked"}))
+	a.reopen()
+	require.Eventually(t, func() bool {
+		return strings.Contains(a.cache.RemoteStatus()[0].PublishError, "leaked; make another key")
+	}, 20*time.Second, 10*time.Millisecond)
+	doctor, err := a.cache.Queries.Doctor().Examine(t.Context(), a.self())
+	require.NoError(t, err)
+	require.Contains(t, doctor.String(), "builds are not published: key ")
+
+	reply, err := a.cache.Push(t.Context(), a.self(),
+		&wire.Push{Entries: []string{made.Build.BuildKey.String()}}, nil)
+	require.NoError(t, err)
+	require.False(t, reply.Builds[0].Done, reply.Builds[0].Text)
+	require.Contains(t, reply.Builds[0].Text, "is revoked: leaked")
+	require.Equal(t, request.Compiled, a.acquire(a.request(a.model(2))).Outcome)
+	require.Equal(t, leases, store.takes.Load())
+}
+
+// A pull reads the trust document, although it was read a moment ago.
+func TestAPullReadsTheTrustDocument(t *testing.T) {
+	store, _, public, _ := published(t)
+	root := newRootKey(t)
+	store.setTrust(t, root.document(1))
+	b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
+	b.acquire(b.request(b.model(2)))
+	require.EqualValues(t, 1, b.cache.RemoteStatus()[0].TrustSequence)
+	store.setTrust(t, root.document(2,
+		portable.Revocation{Key: store.signers(t)[0], Reason: "leaked"}))
+	r := b.request(b.model(1))
+	r.OnMiss = request.Fetch
+	require.Contains(t, b.refused(r).Text, "is revoked: leaked")
 }
 
 // The daemon reads documents without any request.

@@ -110,7 +110,7 @@ func (d *Doctor) adviseRemotes() (out []Advice) {
 				hint("sign a new one: epcachectl remote revoke %s --key ROOT.key", r.Name))
 		}
 		if r.PublishError != "" {
-			out = append(out, problem(subject, "a build was not published: %s", r.PublishError).
+			out = append(out, problem(subject, "builds are not published: %s", r.PublishError).
 				hint("when it is mended: epcachectl push MODEL --remote %s", r.Name))
 		}
 		if len(out) == before {

@@ -31,7 +31,7 @@ type Ask struct {
 	Least    time.Duration // no look-up for compiles that take less
 	// Progress is called with the progress of a fetch, and the time left, 0 if unknown.
 	Progress func(done, total int64, left time.Duration)
-	Refresh  bool // ignore the negative cache
+	Refresh  bool // ignore the negative cache, and read the trust document
 	Patient  bool // no compile waits, so a fetch may go on while bytes arrive
 
 	began time.Time
@@ -122,6 +122,9 @@ func (rs *Remotes) knownMissing(r *Remote, build index.BuildKey) bool {
 // fetchFrom queries one remote, and stores the build if it suits.
 func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Build {
 	budget := min(cmp.Or(r.Connect, remote.DefaultConnect), a.mayLose(r))
+	if a.Refresh {
+		rs.figuresOf(r.Name).trustNext.Store(0)
+	}
 	var both sync.WaitGroup
 	both.Go(func() { rs.readTrust(ctx, r, budget) })
 	cards, err := rs.lookUp(ctx, r, a, budget)

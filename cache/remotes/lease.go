@@ -77,12 +77,13 @@ func (t *leaseWait) held(now time.Time, l *remote.Lease) {
 }
 
 // acquireLease takes the lease, or waits and returns the build that its holder published. If it
-// returns neither, the caller compiles without a lease. A machine that does not publish takes no
-// lease, and only waits for those that do.
+// returns neither, the caller compiles without a lease. A machine that does not publish, or
+// has no valid key, takes no lease, and only waits for those that do.
 func (rs *Remotes) acquireLease(ctx context.Context, r *Remote, a *Ask) (*index.Build, func(bool)) {
 	t := &leaseWait{own: cmp.Or(a.Estimate, unknownLength)}
+	_, cannot := rs.signer(r, a.Plan.BuildKey)
 	ask := remote.LeaseRequest{Key: portable.Hash(a.Plan.BuildKey), Holder: rand.Text(),
-		Look: !r.Publish, Estimate: a.Estimate,
+		Look: !r.Publish || cannot != nil, Estimate: a.Estimate,
 		// short enough that a dead holder's lease expires before the others stop waiting
 		TTL: min(max(t.own/8, shortestTTL), longestTTL)}
 	for wait := firstPoll; ; wait = min(wait*6/5, longestPoll) {

@@ -188,12 +188,9 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 	case why != "":
 		return "", errors.New(why)
 	}
-	signer, err := r.signer()
+	signer, err := rs.signer(r, b.BuildKey)
 	if err != nil {
 		return "", err
-	}
-	if why := rs.revoked(r, signer.ID, portable.Hash(b.BuildKey)); why != "" {
-		return "", errors.New(why)
 	}
 	dir, remove, err := rs.Store.Stage("publish-")
 	if err != nil {
@@ -282,7 +279,8 @@ func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, 
 	}
 	if signer, err := r.signer(); err != nil {
 		return true, nil
-	} else if says, err := signer.Verify(card, now); err == nil {
+	} else if says, err := signer.Verify(card, now); err == nil &&
+		rs.revoked(r, signer.ID, keys.Build) == "" {
 		if remote.Epoch(says.Issued) == remote.Epoch(now) {
 			return true, nil
 		}
@@ -356,6 +354,22 @@ func (r *Remote) signer() (*portable.Signer, error) {
 		return nil, fmt.Errorf("signing_key: %w", err)
 	}
 	return portable.ParseSigner(r.SigningKey, text)
+}
+
+// signer returns the key that signs the build for the remote, unless either is revoked.
+func (rs *Remotes) signer(r *Remote, build index.BuildKey) (*portable.Signer, error) {
+	signer, err := r.signer()
+	if err != nil {
+		return nil, err
+	}
+	if why := rs.revoked(r, signer.ID, portable.Hash{}); why != "" {
+		return nil, fmt.Errorf("%s; make another key (epcachectl trust keygen NAME), set "+
+			"signing_key to it, and trust it where the builds are fetched", why)
+	}
+	if why := rs.revoked(r, "", portable.Hash(build)); why != "" {
+		return nil, errors.New(why)
+	}
+	return signer, nil
 }
 
 // pack writes the blobs of a build below the directory, and returns its card.

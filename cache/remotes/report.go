@@ -137,7 +137,9 @@ func (rs *Remotes) Status() (out []*wire.Remote) {
 		if left := rs.aside(&r); left > 0 {
 			one.BreakerSeconds, one.LastError = max(one.BreakerSeconds, left.Seconds()), wrongBytes
 		}
-		if why := f.failure.Load(); why != nil {
+		if _, err := rs.signer(&r, index.BuildKey{}); r.Publish && err != nil {
+			one.PublishError = wire.Valid(err.Error())
+		} else if why := f.failure.Load(); why != nil {
 			one.PublishError = wire.Valid(*why)
 		}
 		rs.trustStatus(&r, one)

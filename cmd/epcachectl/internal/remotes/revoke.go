@@ -42,8 +42,8 @@ func NewRevoke(a *cli.Call) *cobra.Command {
 		Short: "sign and replace a remote's trust document",
 		Long: `revoke adds revoked keys and builds to the remote's trust document, signs it with the
 root key, and uploads it. Without --signer and --build it only renews the document, which expires
-after --days: do that at least once a week. The machines of the remote read it within the hour and
-withhold what it revokes. They fetch builds only while a document is valid.` +
+after --days: do that at least once a week. The machines of the remote read it within the hour, or
+at a pull, and withhold what it revokes. They fetch builds only while a document is valid.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
 				exit.NoDaemon, exit.NotAllowed),
 		Example: `  epcachectl remote revoke fleet --key root.key
@@ -198,6 +198,9 @@ func (v *revoke) report(name string, d *portable.Document) error {
 	}
 	v.Print.Line("remote %s %s trust document %d, until %s", term.Printable(name), verb, d.Sequence,
 		term.Time(d.Expires.UnixMilli()))
+	if len(v.named) > 0 {
+		v.Print.Line("  other machines apply it within an hour, or when they next pull a build")
+	}
 	for i := range d.Revoked {
 		v.Print.Line("  %s: %s", d.Revoked[i].String(), term.Printable(d.Revoked[i].Reason))
 	}
