@@ -1,8 +1,10 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -19,7 +21,15 @@ type Options struct {
 	Program string   // the path of epcached-remote
 	Env     []string // of the program; nil: the daemon's
 	Log     *slog.Logger
+	// Stalled is the time without progress after which an upload fails; 0: a minute.
+	Stalled time.Duration
 }
+
+// Times of calls that write small objects, and objects that the server copies.
+const (
+	putBudget   = time.Minute
+	renewBudget = 10 * time.Minute
+)
 
 // Client makes calls to remotes, by one helper process, which is started when it is needed and ends
 // when it is idle.
@@ -37,6 +47,7 @@ func New(opts Options) *Client {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
+	opts.Stalled = cmp.Or(opts.Stalled, time.Minute)
 	return &Client{opts: opts, helper: newHelper(opts), remotes: make(map[string]*state)}
 }
 
@@ -126,7 +137,7 @@ type Blob struct {
 }
 
 // PutBlobs uploads the blobs that the remote does not have, and prevents those that it has from
-// expiring.
+// expiring. It fails if it makes no progress for Options.Stalled.
 func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 	progress func(Progress)) (Sent, error) {
 	r := &Request{Do: DoPutBlobs}
@@ -134,7 +145,18 @@ func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 	for _, b := range blobs {
 		r.Blobs, files = append(r.Blobs, b.BlobName), append(files, b.File)
 	}
-	a, err := c.call(ctx, remote, r, files, progress)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stalled := time.AfterFunc(c.opts.Stalled, func() {
+		cancel(unreachable(remote, fmt.Sprintf("no byte was sent for %v", c.opts.Stalled)))
+	})
+	defer stalled.Stop()
+	a, err := c.call(ctx, remote, r, files, func(p Progress) {
+		stalled.Reset(c.opts.Stalled)
+		if progress != nil {
+			progress(p)
+		}
+	})
 	if err != nil || a.Sent == nil {
 		return Sent{}, err
 	}
@@ -145,7 +167,8 @@ func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 // epoch. It does not replace an existing card.
 func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
 	card []byte) (Put, error) {
-	a, err := c.call(ctx, remote, &Request{Do: DoPutCard, Keys: keys, Card: card}, nil, nil)
+	a, err := c.call(ctx, remote, &Request{Do: DoPutCard, Budget: putBudget,
+		Keys: keys, Card: card}, nil, nil)
 	if err != nil {
 		return "", err
 	}
@@ -156,7 +179,8 @@ func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
 // build's blobs, and puts the card, which the caller has verified, into the current epoch.
 func (c *Client) Renew(ctx context.Context, remote string, keys CardKeys,
 	card []byte) (Put, error) {
-	a, err := c.call(ctx, remote, &Request{Do: DoRenew, Keys: keys, Card: card}, nil, nil)
+	a, err := c.call(ctx, remote, &Request{Do: DoRenew, Budget: renewBudget,
+		Keys: keys, Card: card}, nil, nil)
 	if err != nil {
 		return "", err
 	}
@@ -189,7 +213,7 @@ func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
 // none, and otherwise returns Exists.
 func (c *Client) PutTrust(ctx context.Context, remote string, document []byte,
 	over portable.Digest) (Put, error) {
-	a, err := c.call(ctx, remote, &Request{Do: DoPutTrust, Card: document,
+	a, err := c.call(ctx, remote, &Request{Do: DoPutTrust, Budget: putBudget, Card: document,
 		Keys: CardKeys{Over: over}}, nil, nil)
 	if err != nil {
 		return "", err
@@ -246,6 +270,9 @@ func (c *Client) call(ctx context.Context, remote string, r *Request, files []*o
 	switch {
 	case outer.Err() != nil:
 		err = outer.Err()
+		if stalled, is := errors.AsType[*Error](context.Cause(outer)); is {
+			err = stalled
+		}
 	case err != nil && ctx.Err() != nil:
 		err = unreachable(remote, "no answer within "+r.Budget.String())
 	case err == nil && a.Err != nil:

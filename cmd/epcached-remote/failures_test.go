@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -395,6 +396,44 @@ func TestCredentialsAreNotSentToAnotherHost(t *testing.T) {
 	_, err := f.Look(t.Context(), name, remote.BuildKey(buildKey), budget)
 	require.Error(t, err)
 	require.Empty(t, other.s3.requests)
+}
+
+// A remote that takes no bytes, or whose directory is locked, does not block a publisher.
+func TestAStuckUploadEnds(t *testing.T) {
+	for _, kind := range []string{"file", "s3", "oci"} {
+		t.Run(kind, func(t *testing.T) {
+			f := newFixture(t, kind)
+			e := export(t, randomBytes(1, 1<<20))
+			blobs := filepath.Join(f.dir, blobsName)
+			require.NoError(t, os.MkdirAll(blobs, 0o700))
+			if kind == "file" {
+				held, err := os.Open(blobs)
+				require.NoError(t, err)
+				defer held.Close()
+				require.NoError(t, syscall.Flock(int(held.Fd()), syscall.LOCK_SH))
+			}
+			over := make(chan struct{})
+			t.Cleanup(func() { close(over) })
+			stuck := func(_ http.ResponseWriter, r *http.Request) bool {
+				if r.Method == http.MethodGet || r.Method == http.MethodHead {
+					return false
+				}
+				<-over
+				return true
+			}
+			f.fault.Store(&stuck)
+			c := clientWith(t, remote.Options{Env: f.env, Stalled: time.Second}, f.config)
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			defer cancel()
+			_, err := c.PutBlobs(ctx, name, e.blobs, nil)
+			require.ErrorIs(t, err, remote.ErrUnreachable)
+			require.ErrorContains(t, err, "no byte was sent for 1s")
+			require.Eventually(t, func() bool { // the helper has stopped, too
+				left, err := os.ReadDir(blobs)
+				return err == nil && len(left) == 0
+			}, 10*time.Second, 10*time.Millisecond)
+		})
+	}
 }
 
 // A server may refuse before it has read the body, and close the connection.

@@ -15,6 +15,13 @@ import (
 	"github.com/epcached/epcached/remote"
 )
 
+const (
+	lockWait = 20 * time.Second
+	lockPoll = 10 * time.Millisecond
+	// syncEvery bounds how long an upload to a slow disk makes no progress.
+	syncEvery = 16 << 20
+)
+
 // directory is a remote in a directory: a stick, a share, or the mirror of a bucket.
 type directory struct{ dir string }
 
@@ -118,11 +125,18 @@ func (d *directory) put(ctx context.Context, name string, body *io.SectionReader
 			err = gone
 		}
 	}()
-	_, err = io.Copy(f, body)
-	if err = errors.Join(err, f.Sync(), f.Close(), ctx.Err()); err != nil {
+	for err == nil {
+		if _, err = io.CopyN(f, body, syncEvery); err == nil {
+			err = f.Sync()
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close(), ctx.Err()); err != nil {
 		return err
 	}
-	lock, err := locked(root, dir)
+	lock, err := locked(ctx, root, dir)
 	if err != nil {
 		return err
 	}
@@ -141,21 +155,30 @@ func (d *directory) put(ctx context.Context, name string, body *io.SectionReader
 	return lock.Sync()
 }
 
-// locked opens a directory and locks it against other writers.
-func locked(root *os.Root, dir string) (*os.File, error) {
+// locked opens a directory and locks it against other writers. Any process that can read the
+// directory may hold the lock, so the wait for it is bounded.
+func locked(ctx context.Context, root *os.Root, dir string) (*os.File, error) {
 	f, err := root.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	for {
-		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX); !errors.Is(err, syscall.EINTR) {
-			break
+	for end := time.Now().Add(lockWait); ; {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		switch {
+		case err == nil:
+			return f, nil
+		case !errors.Is(err, syscall.EINTR) && !errors.Is(err, syscall.EWOULDBLOCK):
+			err = os.NewSyscallError("flock", err)
+		case ctx.Err() != nil:
+			err = ctx.Err()
+		case time.Now().After(end):
+			err = fail("unreachable", "another process has locked %s for %v", dir, lockWait)
+		default:
+			time.Sleep(lockPoll)
+			continue
 		}
+		return nil, errors.Join(err, f.Close())
 	}
-	if err != nil {
-		return nil, errors.Join(os.NewSyscallError("flock", err), f.Close())
-	}
-	return f, nil
 }
 
 func (d *directory) touch(_ context.Context, name string, _ int64) error {

@@ -41,12 +41,17 @@ func TestMain(m *testing.M) {
 
 // client returns a client with a helper that trusts a test server.
 func client(t testing.TB, env []string, remotes ...remote.Config) *remote.Client {
+	return clientWith(t, remote.Options{Env: env}, remotes...)
+}
+
+func clientWith(t testing.TB, o remote.Options, remotes ...remote.Config) *remote.Client {
 	program, err := os.Executable()
 	require.NoError(t, err)
-	env = append([]string{"EPCACHED_REMOTE_TEST_IDLE=10s", "AWS_ACCESS_KEY_ID=user",
+	o.Program = program
+	o.Env = append([]string{"EPCACHED_REMOTE_TEST_IDLE=10s", "AWS_ACCESS_KEY_ID=user",
 		"HOME=/nonexistent",
-		"AWS_SECRET_ACCESS_KEY=secret-secret", "GOCOVERDIR=" + t.TempDir()}, env...)
-	c := remote.New(remote.Options{Program: program, Env: env})
+		"AWS_SECRET_ACCESS_KEY=secret-secret", "GOCOVERDIR=" + t.TempDir()}, o.Env...)
+	c := remote.New(o)
 	c.Configure(remotes)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c

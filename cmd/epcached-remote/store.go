@@ -413,7 +413,8 @@ func (s *store) putBlobs(ctx context.Context, c *call) (*remote.Sent, error) {
 
 func (s *store) upload(ctx context.Context, c *call, i int, t *tally) error {
 	b := c.request.Blobs[i]
-	if sum, err := sumOf(c.files[i], b.Size); err != nil || sum != b.Digest {
+	hashed := &paced{ctx: ctx, at: c.files[i], moved: func(int64) { t.moved(0) }}
+	if sum, err := sumOf(hashed, b.Size); err != nil || sum != b.Digest {
 		return fail("local", "blob %s: its file has the SHA-256 %s: %v", b.Digest, sum, err)
 	}
 	paced := &paced{ctx: ctx, at: c.files[i], limit: t.limit, moved: t.moved}
