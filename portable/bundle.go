@@ -84,7 +84,7 @@ func read(ctx context.Context, from source) (*Bundle, error) {
 }
 
 func (b *Bundle) readCards(ctx context.Context) error {
-	raw, err := b.file(layoutFile, maxPEM)
+	raw, err := b.file(layoutFile, MaxPEM)
 	if err != nil {
 		return err
 	}
@@ -217,10 +217,14 @@ func (l *Layer) Unpack(ctx context.Context, name string, blob io.Reader, to io.W
 // directory is an image layout in a directory. Links cannot lead out of it.
 type directory struct{ *os.Root }
 
-func (d directory) open(name string) (io.ReadCloser, error) { return openFile(d.Root, name) }
+func (d directory) open(name string) (io.ReadCloser, error) { return openFile(d.OpenFile, name) }
 
-func openFile(root *os.Root, name string) (*os.File, error) {
-	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+// opener is os.OpenFile, or that of a root.
+type opener func(name string, flag int, mode os.FileMode) (*os.File, error)
+
+// openFile opens a regular file. It refuses a FIFO, on which it would otherwise block.
+func openFile(open opener, name string) (*os.File, error) {
+	f, err := open(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -230,8 +234,11 @@ func openFile(root *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-func readFile(root *os.Root, name string, most int) ([]byte, error) {
-	f, err := openFile(root, name)
+// ReadFile reads a regular file of at most this size. It never blocks on a FIFO or a device.
+func ReadFile(name string, most int) ([]byte, error) { return readFile(os.OpenFile, name, most) }
+
+func readFile(open opener, name string, most int) ([]byte, error) {
+	f, err := openFile(open, name)
 	if err != nil {
 		return nil, err
 	}

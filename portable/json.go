@@ -37,7 +37,7 @@ func wrong(file, field, format string, args ...any) *FormatError {
 const (
 	maxCard   = 900 << 10 // fits into one frame of the daemon's socket
 	maxIndex  = 16 << 20
-	maxPEM    = 64 << 10
+	MaxPEM    = 64 << 10 // of a file of keys
 	maxValues = 1 << 14
 	maxCards  = 1 << 12
 )

@@ -63,7 +63,7 @@ func (w *Writer) begin(dir string) error {
 	if _, err := w.root.Stat(layoutFile); err != nil && len(some) > 0 {
 		return fmt.Errorf("%s: neither empty nor an image layout", dir)
 	}
-	switch raw, err := readFile(w.root, indexFile, maxIndex); {
+	switch raw, err := readFile(w.root.OpenFile, indexFile, maxIndex); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		return err
@@ -148,7 +148,7 @@ func (w *Writer) before(c *Card) *Card {
 		if d.Annotations[annotationRef] != c.Name() {
 			continue
 		}
-		raw, err := readFile(w.root, path.Join(blobsDir, d.Digest.Hex()), maxCard)
+		raw, err := readFile(w.root.OpenFile, path.Join(blobsDir, d.Digest.Hex()), maxCard)
 		if old, bad := ParseCard("card", raw); err == nil && bad == nil {
 			return old
 		}

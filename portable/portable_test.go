@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -527,4 +528,29 @@ func FuzzKeys(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(public)
 	f.Fuzz(func(t *testing.T, raw []byte) { _, _ = ParseKeys("k.pub", raw) })
+}
+
+func TestReadFileNeverBlocks(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	for _, name := range []string{fifo, "/dev/zero", t.TempDir()} {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := ReadFile(name, 10)
+			ended <- err
+		}()
+		select {
+		case err := <-ended:
+			require.ErrorContains(t, err, name+": it is not a regular file")
+		case <-time.After(10 * time.Second):
+			require.Fail(t, "it blocks", name)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "large")
+	require.NoError(t, os.WriteFile(file, make([]byte, 11), 0o600))
+	_, err := ReadFile(file, 10)
+	require.ErrorContains(t, err, "more than 10 bytes")
+	raw, err := ReadFile(file, 11)
+	require.NoError(t, err)
+	require.Len(t, raw, 11)
 }

@@ -240,6 +240,15 @@ func GenerateKey(root bool) (private, public []byte, id string, err error) {
 		pem.EncodeToMemory(&pem.Block{Type: pemPublic, Headers: headers, Bytes: der}), id, nil
 }
 
+// ReadSigner reads a file with a private key.
+func ReadSigner(file string) (*Signer, error) {
+	text, err := ReadFile(file, MaxPEM)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSigner(file, text)
+}
+
 // ParseSigner reads a private key.
 func ParseSigner(file string, text []byte) (*Signer, error) {
 	block, _ := pem.Decode(text)

@@ -39,10 +39,26 @@ func ShortID(id string) string {
 	return strings.Join(short, ", ")
 }
 
+// ReadKeys reads files of public keys.
+func ReadKeys(files []string) (all []*Key, err error) {
+	for _, file := range files {
+		text, err := ReadFile(file, MaxPEM)
+		var keys []*Key
+		if err == nil {
+			keys, err = ParseKeys(file, text)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("trusted key: %w", err)
+		}
+		all = append(all, keys...)
+	}
+	return all, nil
+}
+
 // ParseKeys reads the public keys of one file.
 func ParseKeys(file string, text []byte) (keys []*Key, err error) {
-	if len(text) > maxPEM {
-		return nil, wrong(file, "", "%d bytes, more than %d", len(text), maxPEM)
+	if len(text) > MaxPEM {
+		return nil, wrong(file, "", "%d bytes, more than %d", len(text), MaxPEM)
 	}
 	for rest := text; ; {
 		block, after := pem.Decode(rest)

@@ -16,7 +16,6 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/runtimes"
-	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/cache/workspace"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -122,7 +121,7 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 		}
 	}
 	out := &Imported{Outcome: Refused, Scope: scope}
-	keys, err := trust.ReadKeys(files)
+	keys, err := portable.ReadKeys(files)
 	if err != nil {
 		return nil, apierr.New(apierr.Unavailable, err, "import")
 	}

@@ -134,24 +134,14 @@ func readFile(path string, most int64) ([]byte, error) {
 
 // keys reads the trusted keys.
 func (s Source) keys() (*portable.Trust, error) {
-	trust := &portable.Trust{}
+	keys, err := portable.ReadKeys(s.Trust)
+	out := &portable.Trust{Keys: keys}
 	if s.Revoked != nil {
-		trust.Revoked = func(keyIDs string, m portable.Digest, b portable.Hash) string {
-			return s.Revoked(trust.Keys, keyIDs, m, b)
+		out.Revoked = func(keyIDs string, m portable.Digest, b portable.Hash) string {
+			return s.Revoked(keys, keyIDs, m, b)
 		}
 	}
-	for _, file := range s.Trust {
-		text, err := os.ReadFile(file)
-		var keys []*portable.Key
-		if err == nil {
-			keys, err = portable.ParseKeys(file, text)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("trusted key: %w", err)
-		}
-		trust.Keys = append(trust.Keys, keys...)
-	}
-	return trust, nil
+	return out, err
 }
 
 // signed returns the build as a trusted key's signature states it, without using the manifest.

@@ -349,11 +349,11 @@ func (r *Remote) signer() (*portable.Signer, error) {
 		return nil,
 			errors.New("no signing_key is configured: builds are published with a signature only")
 	}
-	text, err := os.ReadFile(r.SigningKey)
+	signer, err := portable.ReadSigner(r.SigningKey)
 	if err != nil {
 		return nil, fmt.Errorf("signing_key: %w", err)
 	}
-	return portable.ParseSigner(r.SigningKey, text)
+	return signer, nil
 }
 
 // signer returns the key that signs the build for the remote, unless either is revoked.

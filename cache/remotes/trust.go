@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
-	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/portable"
@@ -27,7 +26,7 @@ const (
 func (rs *Remotes) applyTrust(ctx context.Context) {
 	var all []*portable.Key
 	for _, r := range rs.all() {
-		keys, err := trust.ReadKeys(r.Trust)
+		keys, err := portable.ReadKeys(r.Trust)
 		if err == nil {
 			all = append(all, keys...)
 		}
@@ -54,7 +53,7 @@ func (rs *Remotes) readTrust(ctx context.Context, r *Remote, budget time.Duratio
 		return
 	}
 	f.trustNext.Store(rs.Now().Add(trustEvery).UnixNano())
-	keys, err := trust.ReadKeys(r.Trust)
+	keys, err := portable.ReadKeys(r.Trust)
 	if err != nil || len(rs.Trust.Roots(keys)) == 0 {
 		return // the next look-up reports the error
 	}
@@ -81,7 +80,7 @@ func (rs *Remotes) readTrust(ctx context.Context, r *Remote, budget time.Duratio
 
 // trustStatus sets the status fields of a remote's trust document.
 func (rs *Remotes) trustStatus(r *Remote, out *wire.Remote) {
-	keys, err := trust.ReadKeys(r.Trust)
+	keys, err := portable.ReadKeys(r.Trust)
 	if err != nil {
 		out.TrustError = wire.Valid(err.Error())
 		return
@@ -98,7 +97,7 @@ func (rs *Remotes) trustStatus(r *Remote, out *wire.Remote) {
 
 // revoked returns why a key's signature of a build does not count at a remote, "" if it does.
 func (rs *Remotes) revoked(r *Remote, keyID string, build portable.Hash) string {
-	keys, err := trust.ReadKeys(r.Trust)
+	keys, err := portable.ReadKeys(r.Trust)
 	if err != nil {
 		return ""
 	}
@@ -128,7 +127,7 @@ func (rs *Remotes) PutDocument(ctx context.Context, name string, raw []byte,
 	if err != nil {
 		return err
 	}
-	keys, err := trust.ReadKeys(r.Trust)
+	keys, err := portable.ReadKeys(r.Trust)
 	if err == nil && len(rs.Trust.Roots(keys)) > 0 {
 		_, _, err = portable.ParseDocument("trust document", raw, rs.Trust.Roots(keys))
 	}
@@ -158,7 +157,7 @@ func (rs *Remotes) Documents(files []string) ([][]byte, error) {
 		files = append(files, r.Trust...)
 	}
 	slices.Sort(files)
-	keys, err := trust.ReadKeys(slices.Compact(files))
+	keys, err := portable.ReadKeys(slices.Compact(files))
 	if err != nil {
 		return nil, err
 	}

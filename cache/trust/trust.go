@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -49,22 +48,6 @@ type taken struct {
 
 // New returns Documents.
 func New(o Options) *Documents { return &Documents{Options: o, known: make(map[string]*taken)} }
-
-// ReadKeys reads files of public keys.
-func ReadKeys(files []string) (all []*portable.Key, err error) {
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		var keys []*portable.Key
-		if err == nil {
-			keys, err = portable.ParseKeys(file, text)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("trusted key: %w", err)
-		}
-		all = append(all, keys...)
-	}
-	return all, nil
-}
 
 // Roots returns the root keys among the keys.
 func (ds *Documents) Roots(keys []*portable.Key) []*portable.Key {

@@ -127,11 +127,7 @@ func (e *export) check(args []string) (err error) {
 		}
 	}
 	if e.key != "" {
-		text, err := os.ReadFile(e.key)
-		if err == nil {
-			e.signer, err = portable.ParseSigner(e.key, text)
-		}
-		if err != nil {
+		if e.signer, err = portable.ReadSigner(e.key); err != nil {
 			return exit.WithOperation("read", e.key, err)
 		}
 	}

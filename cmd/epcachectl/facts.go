@@ -5,8 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -65,10 +63,7 @@ type target struct {
 const maxFacts = 1 << 20
 
 func readFacts(file string) ([]target, error) {
-	raw, err := os.ReadFile(file)
-	if err == nil && len(raw) > maxFacts {
-		err = fmt.Errorf("%d bytes, more than %d", len(raw), maxFacts)
-	}
+	raw, err := portable.ReadFile(file, maxFacts)
 	if err != nil {
 		return nil, exit.WithOperation("read", file, err)
 	}

@@ -81,7 +81,7 @@ func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) err
 		if _, err := remotes.ReadKeys(file); err != nil {
 			return err
 		}
-		text, err := os.ReadFile(file)
+		text, err := portable.ReadFile(file, portable.MaxPEM)
 		if err != nil {
 			return exit.WithOperation("read", file, err)
 		}

@@ -193,3 +193,27 @@ func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	require.ErrorContains(t, err, "we say so", "the earlier rules stay in effect")
 	require.EqualValues(t, 1, d.status().Compiles)
 }
+
+// A FIFO among the keys is a mistake of the configuration. One that takes the place of a file later
+// ends the imports with an error, and the daemon stops.
+func TestFIFOsAmongTheKeysBlockNothing(t *testing.T) {
+	s := newSite(t)
+	dir := filepath.Dir(s.socket)
+	fifo, key := filepath.Join(dir, "fifo"), filepath.Join(dir, "ci.pub")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	s.config = noticing + "trust = [\"ci.pub\"]\n"
+	d := s.start(t)
+	path := filepath.Join(dir, "epcached.toml")
+	replace(t, path, noticing+"trust = [\"fifo\"]\n")
+	d.requireEvent("it has mistakes", path+":3:", fifo+`" is not a regular file`)
+	replace(t, path, s.config)
+	d.requireEvent("no value in effect has changed")
+
+	require.NoError(t, os.Rename(fifo, key))
+	client := d.dial()
+	for range 2 {
+		_, err := client.Import(limited(t), &wire.Import{Card: []byte("{}")}, nil, nil)
+		require.ErrorContains(t, err, key+": it is not a regular file")
+	}
+	d.stop()
+}

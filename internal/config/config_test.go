@@ -3,10 +3,12 @@ package config
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -539,4 +541,24 @@ func TestRemotesAreChecked(t *testing.T) {
 	require.Equal(t, 300*time.Millisecond, s.Remotes["a"].Config("a").Connect)
 	require.Equal(t, 10*time.Second, s.Remotes["a"].Loss())
 	require.True(t, s.Remotes["a"].Lease)
+}
+
+func TestFilesOfKeysAreRegular(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	for text, field := range map[string]string{
+		"trust = [%q]\n":                                  `"trust[1]"`,
+		"signing_key = %q\n":                              `"signing_key"`,
+		"[[layer]]\npath = \"/a\"\ntrust = %q\n":          `"layer[1].trust"`,
+		"[remote.a]\nurl = \"file:///a\"\ntrust = [%q]\n": `"remote.a.trust[1]"`,
+	} {
+		for _, file := range []string{fifo, "/dev/zero"} {
+			_, at, err := load(t, fmt.Sprintf(text, file))
+			require.ErrorContains(t, err, at, text)
+			require.ErrorContains(t, err, field, text)
+			require.ErrorContains(t, err, fmt.Sprintf("%q is not a regular file", file), text)
+		}
+		_, _, err := load(t, fmt.Sprintf(text, "of a disk that is not mounted.pub"))
+		require.NoError(t, err, text)
+	}
 }

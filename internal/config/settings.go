@@ -43,7 +43,7 @@ type Settings struct {
 	Administrators []uint32 `toml:"administrators" range:"0 4294967294"`
 	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
 	// Files with the public keys that sign trusted imports.
-	Trust []string `toml:"trust" is:"path"`
+	Trust []string `toml:"trust" is:"file"`
 	// How many different keys must have signed an import.
 	Threshold uint64 `toml:"threshold" range:"1 4"`
 	// For builds of other machines, when no trust document is in effect.
@@ -51,7 +51,7 @@ type Settings struct {
 	// Socket of the systemd unit that starts epcached-remote; "": it is the daemon's child.
 	RemoteSocket string `toml:"remote_socket" is:"path"`
 	// File with the private key that signs published builds.
-	SigningKey string `toml:"signing_key" is:"path"`
+	SigningKey string `toml:"signing_key" is:"file"`
 	// "EP/option", "session/key".
 	AllowOptions []string `toml:"allow_options" is:"option"`
 	// Files or directories of rules, over the shipped ones.
@@ -108,11 +108,11 @@ func (t *LayerTrust) Decode(v tomlfile.Value) {
 		return
 	}
 	if _, is := v.Raw.(string); is {
-		*t = LayerTrust{v.Text("path")}
+		*t = LayerTrust{v.Text("file")}
 		return
 	}
 	for _, one := range v.Elements() {
-		*t = append(*t, one.Text("path"))
+		*t = append(*t, one.Text("file"))
 	}
 	if len(*t) == 0 {
 		v.Errorf("it must be \"owner\", or files of public keys")
@@ -249,7 +249,7 @@ type Remote struct {
 	URL      string   `toml:"url" is:"some" required:"no url given"`
 	Endpoint string   `toml:"endpoint"`        // of s3:// and oci://
 	Region   string   `toml:"region"`          // of s3://
-	Trust    []string `toml:"trust" is:"path"` // files with the trusted public keys
+	Trust    []string `toml:"trust" is:"file"` // files with the trusted public keys
 	// How many different keys must have signed a build.
 	Threshold uint64 `toml:"threshold" range:"1 4"`
 	Publish   string `toml:"publish" in:"never,shared"`

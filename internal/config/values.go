@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -15,7 +16,7 @@ import (
 // checks are those of texts, by their names in the tags of fields.
 var checks = map[string]func(string) error{
 	"age": checkUnused, "budget": checkBudget, "duration": checkDuration, "ep": checkEP,
-	"floor":  checkFloor,
+	"file": checkFile, "floor": checkFloor,
 	"option": matches(`(?s)^[^/]+/.`, "%q is not EP/option or session/key"),
 	// the name becomes part of a path
 	"module": matches(`^[^./\x00][^/\x00]*$`, "%q is not the name of a kernel module"),
@@ -98,6 +99,14 @@ func notEmpty(text string) error {
 		return errors.New("it is empty")
 	}
 	return nil
+}
+
+// checkFile refuses what is no regular file, because a FIFO would block. The file may be missing.
+func checkFile(path string) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%q is not a regular file", path)
+	}
+	return notEmpty(path)
 }
 
 // matches returns the check that a text matches a pattern.

@@ -85,7 +85,7 @@ func (v Value) Errorf(format string, args ...any) {
 // that no other field takes. All other keys are mistakes. More tags of a field, which count for
 // elements too:
 //
-//	is:"name"         the text passes Document.Checks[name]; "path" makes it absolute
+//	is:"name"         the text passes Document.Checks[name]; "path" and "file" make it absolute
 //	in:"a,b"          the text is one of these
 //	range:"1 10"      the number is at least the first, and at most the second
 //	required:"text"   the key is there; the text is the mistake if it is not
@@ -268,14 +268,14 @@ func (v Value) text(to reflect.Value, tag reflect.StructTag) {
 		v.Errorf("%s", said)
 		return
 	}
+	if is == "path" || is == "file" {
+		text = v.Absolute(text)
+	}
 	if check != nil {
 		if err := check(text); err != nil {
 			v.Errorf("%v", err)
 			return
 		}
-	}
-	if is == "path" {
-		text = v.Absolute(text)
 	}
 	to.SetString(text)
 }

@@ -2,7 +2,6 @@ package remotes
 
 import (
 	"context"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -53,7 +52,7 @@ small object there. For an operation that fails it prints the consequence.` +
 
 // ReadKeys reads a file of public keys.
 func ReadKeys(file string) ([]*portable.Key, error) {
-	text, err := os.ReadFile(file)
+	text, err := portable.ReadFile(file, portable.MaxPEM)
 	if err != nil {
 		return nil, exit.WithOperation("read", file, err)
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -74,15 +73,11 @@ at a pull, and withhold what it revokes. They fetch builds only while a document
 }
 
 // check checks the flags and reads the local key, before the first request to the daemon.
-func (v *revoke) check() error {
+func (v *revoke) check() (err error) {
 	if v.key == "" || v.days == 0 {
 		return exit.Usagef("remote revoke: give --key, the root key's file, and at least 1 day")
 	}
-	text, err := os.ReadFile(v.key)
-	if err == nil {
-		v.root, err = portable.ParseSigner(v.key, text)
-	}
-	if err != nil {
+	if v.root, err = portable.ReadSigner(v.key); err != nil {
 		return exit.WithOperation("read", v.key, err)
 	}
 	if !v.root.Root {
