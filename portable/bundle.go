@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strings"
@@ -60,12 +61,19 @@ func Open(ctx context.Context, name string) (*Bundle, error) {
 		return nil, errors.Join(wrong(name, "", "neither a directory nor a regular file"),
 			f.Close())
 	}
-	return OpenTar(ctx, f, name)
+	return openTar(ctx, f, f, name, info.Size())
 }
 
-// OpenTar reads a tar from a regular file, which the bundle closes, even if this fails.
-func OpenTar(ctx context.Context, f *os.File, name string) (*Bundle, error) {
-	t, err := newTar(ctx, f, name)
+// OpenStream copies a tar from a stream to an empty file and opens it. It stops at an entry that no
+// bundle has. The bundle closes the file, even if this fails.
+func OpenStream(ctx context.Context, from io.Reader, f *os.File, name string) (*Bundle, error) {
+	return openTar(ctx, io.TeeReader(&progressReader{ctx, from, nil}, f), f, name, math.MaxInt64)
+}
+
+// openTar opens a tar of at most a size, which it reads from f, or while it is copied to f.
+func openTar(ctx context.Context, from io.Reader, f *os.File, name string, size int64) (*Bundle,
+	error) {
+	t, err := newTar(ctx, from, f, name, size)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -258,16 +266,12 @@ type extent struct{ at, size int64 }
 const maxEntries = 1 << 17
 
 // newTar finds the files of a tar. An entry that an image layout does not have is refused.
-func newTar(ctx context.Context, f *os.File, file string) (*archive, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
+func newTar(ctx context.Context, from io.Reader, f *os.File, file string, size int64) (*archive,
+	error) {
 	a := &archive{f, make(map[string]extent)}
-	r := io.NewSectionReader(f, 0, info.Size())
-	entries := tar.NewReader(r)
+	entries := tar.NewReader(from)
 	bad := func(field, format string, args ...any) error {
-		at, _ := r.Seek(0, io.SeekCurrent)
+		at, _ := f.Seek(0, io.SeekCurrent)
 		return &FormatError{file, field, at, fmt.Sprintf(format, args...)}
 	}
 	for n := 0; ; n++ {
@@ -279,15 +283,16 @@ func newTar(ctx context.Context, f *os.File, file string) (*archive, error) {
 			return a, ctx.Err()
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			return nil, bad("", "the tar ends early")
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case errors.As(err, new(*fs.PathError)): // of the copy
+			return nil, err
 		case err != nil:
 			return nil, bad("", "%v", err)
 		case n == maxEntries:
 			return nil, bad("", "more than %d entries", maxEntries)
 		}
-		if n%1024 == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		at, err := r.Seek(0, io.SeekCurrent)
+		at, err := f.Seek(0, io.SeekCurrent)
 		if err != nil {
 			return nil, err
 		}
@@ -301,7 +306,7 @@ func newTar(ctx context.Context, f *os.File, file string) (*archive, error) {
 		if _, twice := a.files[name]; twice {
 			return nil, bad(fmt.Sprintf("entry %q", name), "it comes twice")
 		}
-		if h.Size > info.Size()-at {
+		if h.Size > size-at {
 			return nil, bad(fmt.Sprintf("entry %q", name), "the tar ends early")
 		}
 		a.files[name] = extent{at, h.Size}

@@ -132,10 +132,14 @@ func (im *imports) open(ctx context.Context, from string) (*portable.Bundle, err
 	if err != nil {
 		return nil, err
 	}
-	if _, err := io.Copy(f, im.Stdin); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return portable.OpenTar(ctx, f, stdin)
+	r, w := io.Pipe() // because a read of standard input does not end with the context
+	defer r.Close()
+	defer context.AfterFunc(ctx, func() { _ = w.CloseWithError(ctx.Err()) })()
+	go func() {
+		_, err := io.Copy(w, im.Stdin)
+		_ = w.CloseWithError(err)
+	}()
+	return portable.OpenStream(ctx, r, f, stdin)
 }
 
 // unnamed creates a file that is removed when it is closed.

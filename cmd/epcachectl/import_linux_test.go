@@ -1,7 +1,13 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"io"
+	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -32,5 +38,65 @@ func TestFIFOsBlockNoVerb(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			require.Fail(t, "it blocks", "%v", args)
 		}
+	}
+}
+
+// endless is a stream of zeros that counts what is read of it.
+type endless struct{ read int }
+
+// Read implements io.Reader. It ends, so that a failing test fills no disk.
+func (e *endless) Read(p []byte) (int, error) {
+	if e.read += len(p); e.read > 64<<20 {
+		return 0, io.EOF
+	}
+	clear(p)
+	return len(p), nil
+}
+
+func TestImportOfAStreamThatIsNoBundleEndsAtOnce(t *testing.T) {
+	newStandIn(t).serve()
+	var other bytes.Buffer
+	to := tar.NewWriter(&other)
+	require.NoError(t, to.WriteHeader(&tar.Header{Name: "holiday.jpg", Size: 1 << 40}))
+	for want, first := range map[string]io.Reader{
+		"an empty tar":                     strings.NewReader(""),
+		"invalid tar header":               strings.NewReader(strings.Repeat("no tar", 1000)),
+		"an image layout has no such file": &other,
+	} {
+		rest := &endless{}
+		var out, err bytes.Buffer
+		code := run(t.Context(), []string{"import", "-"}, io.MultiReader(first, rest), &out, &err)
+		require.Equal(t, exit.Damage, code, err.String())
+		require.Contains(t, err.String(), want)
+		require.Less(t, rest.read, 1<<20)
+	}
+}
+
+func TestCancelledImportOfAStreamLeavesNoFile(t *testing.T) {
+	newStandIn(t).serve()
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, writer := io.Pipe()
+	defer writer.Close()
+	ended := make(chan int, 1)
+	go func() { ended <- run(ctx, []string{"import", "-"}, stream, io.Discard, io.Discard) }()
+	to := tar.NewWriter(writer)
+	require.NoError(t, to.WriteHeader(&tar.Header{Name: "oci-layout", Size: 1 << 20}))
+	cancel()
+	select {
+	case code := <-ended:
+		require.NotEqual(t, exit.Done, code)
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "it does not end")
+	}
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	open, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, fd := range open {
+		file, _ := os.Readlink("/proc/self/fd/" + fd.Name())
+		require.NotContains(t, file, dir, "the removed file takes space until it is closed")
 	}
 }
