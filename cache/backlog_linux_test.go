@@ -31,7 +31,7 @@ func queuedBefore(t *testing.T, uid func(*bench) uint32, mode os.FileMode) (b *b
 	return b, g, later, r.Graph
 }
 
-func itself(b *bench) uint32 { return b.cache.uid }
+func daemonUID(b *bench) uint32 { return b.cache.uid }
 
 // kinds waits for an event of the kind, and gives its text.
 func (b *bench) happens(kind string) string {
@@ -58,7 +58,7 @@ func (b *bench) requireNoRebuilds() {
 
 func TestQueuedJobsOutliveTheDaemon(t *testing.T) {
 	t.Run("of its own user",
-		func(t *testing.T) { testQueuedJobOutlivesTheDaemon(t, itself, 0o600) })
+		func(t *testing.T) { testQueuedJobOutlivesTheDaemon(t, daemonUID, 0o600) })
 	t.Run("of another user, with a model that all may read", func(t *testing.T) {
 		testQueuedJobOutlivesTheDaemon(t, func(*bench) uint32 { return somebody }, 0o644)
 	})
@@ -103,12 +103,12 @@ func TestQueuedJobsThatCannotResumeAreReported(t *testing.T) {
 	}{
 		"another user's": {func(*bench) uint32 { return somebody }, nil,
 			"the daemon cannot open the model by itself"},
-		"a model that has changed": {itself,
+		"a model that has changed": {daemonUID,
 			func(path string) error {
 				return os.WriteFile(path, compilertest.Dense(9, 8, 1),
 					0o644)
 			}, "has changed"},
-		"a model that is gone": {itself, os.Remove, "the source model is missing"},
+		"a model that is gone": {daemonUID, os.Remove, "the source model is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, g, later, model := queuedBefore(t, c.uid, 0o600)
@@ -130,7 +130,7 @@ func TestQueuedJobsThatCannotResumeAreReported(t *testing.T) {
 // A job of which no daemon sees the end may be what ends them: it is taken up less and less, and
 // then not any more.
 func TestQueuedJobsThatEndDaemonsAreGivenUp(t *testing.T) {
-	b, g, later, _ := queuedBefore(t, itself, 0o600)
+	b, g, later, _ := queuedBefore(t, daemonUID, 0o600)
 	starts := func() int {
 		rows, err := b.cache.index.Wanted.All()
 		require.NoError(t, err)

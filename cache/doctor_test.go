@@ -38,8 +38,8 @@ func (b *bench) doctor(p request.Peer) (out []query.Advice) {
 	return out
 }
 
-// about returns the only advice on a subject.
-func about(t testing.TB, list []query.Advice, subject string) query.Advice {
+// adviceOn returns the only advice on a subject.
+func adviceOn(t testing.TB, list []query.Advice, subject string) query.Advice {
 	t.Helper()
 	var out []query.Advice
 	for _, a := range list {
@@ -57,8 +57,8 @@ func TestDoctorFindsNothingWhereAllIsWell(t *testing.T) {
 	list := b.doctor(b.self())
 	for _, subject := range []string{"runtime " + b.runtime + " " + standin.EP, "clock", "index",
 		"builds", "compiles"} {
-		require.Equal(t, query.SeverityOK, about(t, list, subject).Severity, "%v",
-			about(t, list, subject))
+		require.Equal(t, query.SeverityOK, adviceOn(t, list, subject).Severity, "%v",
+			adviceOn(t, list, subject))
 	}
 	compiles := b.compiler.Compiles.Load()
 	b.doctor(b.self())
@@ -74,7 +74,7 @@ func TestDoctorTriesToLoad(t *testing.T) {
 		return &compilers.CheckResult{Outcome: compilers.Failed, Code: 11,
 			Text: "plugin.cpp:54: can't protect"}
 	}
-	a := about(t, b.doctor(b.self()), "runtime "+b.runtime+" "+standin.EP)
+	a := adviceOn(t, b.doctor(b.self()), "runtime "+b.runtime+" "+standin.EP)
 	require.Equal(t, query.SeverityProblem, a.Severity)
 	require.Contains(t, a.Hint, "MemoryDenyWriteExecute")
 }
@@ -102,7 +102,7 @@ func TestDoctorOnRuntimes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
 			c.spoil(b)
-			a := about(t, b.doctor(b.self()), "runtime "+b.runtime+c.subject)
+			a := adviceOn(t, b.doctor(b.self()), "runtime "+b.runtime+c.subject)
 			require.Equal(t, query.SeverityProblem, a.Severity)
 			require.Contains(t, a.Text, c.text)
 			require.Contains(t, a.Hint, c.hint)
@@ -120,7 +120,7 @@ func (b *bench) epLibrary() string {
 func TestDoctorWithoutRuntimes(t *testing.T) {
 	b := newBench(t)
 	b.cache.runtimes.Register(nil)
-	a := about(t, b.doctor(b.self()), "runtimes")
+	a := adviceOn(t, b.doctor(b.self()), "runtimes")
 	require.Equal(t, query.SeverityProblem, a.Severity)
 	require.Contains(t, a.Hint, "--runtime")
 }
@@ -129,7 +129,7 @@ func TestDoctorOnTheClock(t *testing.T) {
 	b := newBench(t)
 	b.acquire(b.request(b.model(1)))
 	b.later.Store(int64(-2 * time.Hour))
-	a := about(t, b.doctor(b.self()), "clock")
+	a := adviceOn(t, b.doctor(b.self()), "clock")
 	require.Equal(t, query.SeverityWarning, a.Severity)
 	require.Contains(t, a.Text, "ahead of the clock")
 }
@@ -146,22 +146,23 @@ func TestDoctorReportsRecentFailures(t *testing.T) {
 		b.refused(r)
 	}
 	list := b.doctor(b.self())
-	require.Contains(t, about(t, list, "damage").Text, "in the last day: 1")
-	require.Contains(t, about(t, list, "compiles").Text, "told to refuse")
-	require.NotContains(t, about(t, b.doctor(request.Peer{UID: 2001}), "compiles").Text, "refuse",
+	require.Contains(t, adviceOn(t, list, "damage").Text, "in the last day: 1")
+	require.Contains(t, adviceOn(t, list, "compiles").Text, "told to refuse")
+	require.NotContains(t, adviceOn(t, b.doctor(request.Peer{UID: 2001}), "compiles").Text,
+		"refuse",
 		"whose models fail is nobody's business")
 
 	b.close()
 	require.NoError(t, os.WriteFile(filepath.Join(b.state, "journal"), []byte("garbage"), 0o600))
 	b.open()
-	require.Contains(t, about(t, b.doctor(b.self()), "index").Text, "damaged journal")
+	require.Contains(t, adviceOn(t, b.doctor(b.self()), "index").Text, "damaged journal")
 	// or it would be found as damaged and served when the test ends
 	b.acquire(b.request(b.model(1)))
 }
 
 func TestDoctorOnWatching(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "watching").Severity)
+	require.Equal(t, query.SeverityOK, adviceOn(t, b.doctor(b.self()), "watching").Severity)
 }
 
 func TestDoctorIsCancelled(t *testing.T) {
@@ -188,7 +189,7 @@ func TestCancelledCompileIsNoFailure(t *testing.T) {
 	require.Equal(t, 4, kinds[event.Cancelled])
 	require.Zero(t, kinds[event.Failed])
 	// the rest compiles something, and compiles wait here
-	a := about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles")
+	a := adviceOn(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles")
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
 }
@@ -227,7 +228,7 @@ func TestAbandonedCompileIsNoFailure(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return b.cache.jobs.Count() == 0 }, soon, time.Millisecond)
 	require.Zero(t, b.cache.index.Counters.All()["failures"])
-	a := about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles")
+	a := adviceOn(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles")
 	require.Equal(t, query.SeverityOK, a.Severity, a.Text)
 	require.Contains(t, a.Text, "0 failed")
 	for _, past := range b.cache.jobs.ListWithEnded() {

@@ -349,7 +349,7 @@ func TestChangeDuringACompile(t *testing.T) {
 	require.Equal(t, "2.0", a.Build.EPs[0].SDKVersion)
 	require.Len(t, b.list(), 1)
 	require.Equal(t, "1 succeeded in the last day, and 0 failed",
-		about(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles").Text)
+		adviceOn(t, b.cache.Queries.Doctor().LatelyAdvice(b.self()), "compiles").Text)
 	require.Zero(t, b.cache.index.Counters.All()["failures"])
 }
 

@@ -115,7 +115,8 @@ func TestHostilePuts(t *testing.T) {
 		"FIFO": {fifo, "not a regular file"},
 		"device": {func(c *claimed) { c.put.Files[1].File = c.openFile("/dev/zero") },
 			"not a regular file"},
-		"huge":           {func(c *claimed) { hollow(c, 1, 1<<40) }, "all files together may have"},
+		"huge": {func(c *claimed) { useSparseFile(c, 1, 1<<40) },
+			"all files together may have"},
 		"growing":        {grow, "changed while it was read"},
 		"no files":       {func(c *claimed) { c.put.Files = nil }, "0 files"},
 		"too many files": {many, "files, not 1 to"},
@@ -225,7 +226,7 @@ func fifo(c *claimed) {
 	c.put.Files[1].File = c.file(fd)
 }
 
-func hollow(c *claimed, i int, size int64) {
+func useSparseFile(c *claimed, i int, size int64) {
 	path := filepath.Join(c.TempDir(), "sparse")
 	require.NoError(c, os.WriteFile(path, nil, 0o644))
 	require.NoError(c, os.Truncate(path, size))

@@ -307,10 +307,11 @@ func TestShareOfTheProcessor(t *testing.T) {
 	b.refresh(builds[0])
 	require.Empty(t, b.waitForRebuilds())
 	b.refresh(builds[1])
-	left := func() int { return len(b.cache.rebuilds.List()) }
+	rebuildCount := func() int { return len(b.cache.rebuilds.List()) }
 	b.later.Add(int64(2390 * time.Second))
 	b.cache.rebuilds.Wake()
-	require.Never(t, func() bool { return left() == 0 }, 100*time.Millisecond, 10*time.Millisecond,
+	require.Never(t, func() bool { return rebuildCount() == 0 }, 100*time.Millisecond,
+		10*time.Millisecond,
 		"600 s of four times as many")
 	b.later.Add(int64(10 * time.Second))
 	b.cache.rebuilds.Wake()

@@ -359,7 +359,7 @@ func (c *lyingClient) Look(ctx context.Context, r string, k remote.Key,
 
 func (c *lyingClient) Fetch(ctx context.Context, _ string, f remote.Fetch) (remote.Progress,
 	error) {
-	return remote.Progress{}, lie(ctx, f)
+	return remote.Progress{}, writeWrongBytes(ctx, f)
 }
 
 const network = "https s3 oci" // a directory has no server that fails
@@ -669,7 +669,7 @@ func (f *front) tryHeldLease(t *testing.T) {
 // reported, as is a remote that does not answer, by one event in ten minutes.
 func TestARemoteThatSendsWrongBytesIsSetAside(t *testing.T) {
 	store, _, public, _ := published(t)
-	store.fetchFault = lie
+	store.fetchFault = writeWrongBytes
 	b := machine(t, store, remotes.Remote{Trust: []string{public}})
 	for range 3 {
 		require.NotContains(t, b.explainsRemotes(b.request(b.model(1))), wrongBytes)

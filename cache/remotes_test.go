@@ -374,8 +374,8 @@ func TestBuildsStayOnTheMachineUnlessPublishingIsConfigured(t *testing.T) {
 	require.Equal(t, before, store.looks.Load())
 }
 
-// lie writes as many bytes as there should be, and others.
-func lie(_ context.Context, f remote.Fetch) error {
+// writeWrongBytes writes files of the right sizes with other contents.
+func writeWrongBytes(_ context.Context, f remote.Fetch) error {
 	var m portable.Manifest
 	if err := json.Unmarshal(f.Manifest, &m); err != nil {
 		return err

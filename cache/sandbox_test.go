@@ -28,8 +28,8 @@ func TestDoctorReportsTheSandbox(t *testing.T) {
 		}}
 	})
 	list := b.doctor(b.self())
-	require.Equal(t, query.SeverityOK, about(t, list, "sandbox files").Severity)
-	missing := about(t, list, "sandbox memory")
+	require.Equal(t, query.SeverityOK, adviceOn(t, list, "sandbox files").Severity)
+	missing := adviceOn(t, list, "sandbox memory")
 	require.Equal(t,
 		query.Advice{Severity: query.SeverityWarning, Subject: "sandbox memory",
 			Text: "there is no cgroup", Hint: "give it one"}, missing)

@@ -218,7 +218,7 @@ func TestSameRulesKeepJudgements(t *testing.T) {
 
 func TestPendingSettingsAreReported(t *testing.T) {
 	b := newBench(t)
-	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
+	require.Equal(t, query.SeverityOK, adviceOn(t, b.doctor(b.self()), "configuration").Severity)
 	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"},
 		Waiting: []string{"jobs"}})
 	status, err := b.cache.Queries.Status(context.Background(), b.self())
@@ -226,11 +226,11 @@ func TestPendingSettingsAreReported(t *testing.T) {
 	require.Contains(t, status.Warnings[0], "rules.toml:3:1: no such verdict")
 	require.Contains(t, status.Warnings[1], "jobs")
 	b.cache.SetConfigured(query.Configured{Refused: []string{"rules.toml:3:1: no such verdict"}})
-	a := about(t, b.doctor(b.self()), "configuration")
+	a := adviceOn(t, b.doctor(b.self()), "configuration")
 	require.Equal(t, query.SeverityProblem, a.Severity)
 	require.Contains(t, a.Text, "rules.toml:3:1")
 	b.cache.SetConfigured(query.Configured{Waiting: []string{"jobs"}})
-	require.Contains(t, about(t, b.doctor(b.self()), "configuration").Text, "jobs")
+	require.Contains(t, adviceOn(t, b.doctor(b.self()), "configuration").Text, "jobs")
 	b.cache.SetConfigured(query.Configured{})
-	require.Equal(t, query.SeverityOK, about(t, b.doctor(b.self()), "configuration").Severity)
+	require.Equal(t, query.SeverityOK, adviceOn(t, b.doctor(b.self()), "configuration").Severity)
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// left is a store that its daemon has left, with what a request for the model of seed 1 got from
-// it.
-func left(t *testing.T, further ...func(b *bench)) (b *bench, r *request.Request,
+// newStoppedStore returns a store whose daemon has stopped, and the files that a request for the
+// model of seed 1 got from it.
+func newStoppedStore(t *testing.T, further ...func(b *bench)) (b *bench, r *request.Request,
 	had map[string]string) {
 	b = newBench(t)
 	r = b.request(b.model(1))
@@ -65,8 +65,8 @@ func (b *bench) notFound(r *request.Request, build string) *apierr.Error {
 	return e
 }
 
-// everything lists what lies in a directory: names, modes, sizes, times.
-func everything(t *testing.T, dir string) (list []string) {
+// listFiles lists the files of a directory: names, modes, sizes, times.
+func listFiles(t *testing.T, dir string) (list []string) {
 	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		require.NoError(t, err)
 		info, err := d.Info()
@@ -78,23 +78,23 @@ func everything(t *testing.T, dir string) (list []string) {
 }
 
 func TestAStoreIsReadWithoutADaemonAndWithoutATrace(t *testing.T) {
-	b, r, had := left(t)
+	b, r, had := newStoppedStore(t)
 	for _, lost := range []string{"nothing", "index.db", "journal", "lock"} {
 		if lost != "nothing" {
 			require.NoError(t, os.Remove(filepath.Join(b.state, lost)))
 		}
-		before := everything(t, b.state)
+		before := listFiles(t, b.state)
 		a := b.find(r)
 		require.Equal(t, request.Hit, a.Outcome, "without %s", lost)
 		require.Equal(t, had, b.read(a))
 		require.Equal(t, compilers.Unknown, a.Compatibility.Verdict)
 		require.Empty(t, a.Warnings)
-		require.Equal(t, before, everything(t, b.state), "without %s", lost)
+		require.Equal(t, before, listFiles(t, b.state), "without %s", lost)
 	}
 }
 
 func TestAStoredBuildOfTheCallersLibrariesIsOptimal(t *testing.T) {
-	b, r, _ := left(t)
+	b, r, _ := newStoppedStore(t)
 	r.Runtime.Directory = b.runtime
 	a := b.find(r)
 	require.Equal(t, compilers.Optimal, a.Compatibility.Verdict)
@@ -107,7 +107,7 @@ func TestAStoredBuildOfTheCallersLibrariesIsOptimal(t *testing.T) {
 }
 
 func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
-	b, r, _ := left(t)
+	b, r, _ := newStoppedStore(t)
 	graph := r.Graph
 	for name, other := range map[string]func(*request.Request){
 		"another model": func(r *request.Request) { r.Graph = b.model(2) },
@@ -148,7 +148,7 @@ func TestStoredBuildsOfOtherRequestsAreNotFound(t *testing.T) {
 }
 
 func TestADeviceFitsWithoutItsNumbers(t *testing.T) {
-	b, r, _ := left(t)
+	b, r, _ := newStoppedStore(t)
 	made, err := identity.Decode(b.find(r).Build.Record)
 	require.NoError(t, err)
 	device := compilers.Device(made.EPs[0].Devices[0])
@@ -161,7 +161,7 @@ func TestADeviceFitsWithoutItsNumbers(t *testing.T) {
 }
 
 func TestSeveralStoredBuildsAreNamed(t *testing.T) {
-	b, r, had := left(t, func(b *bench) {
+	b, r, had := newStoppedStore(t, func(b *bench) {
 		b.library("2.0")
 		b.policies = map[string]request.Policy{"": {Unknown: request.PolicyRefuse}}
 		b.reopen()
@@ -193,7 +193,7 @@ func TestAStoreThatADaemonHasIsRefused(t *testing.T) {
 }
 
 func TestStartKeepsUnpackedFilesInUse(t *testing.T) {
-	b, r, _ := left(t)
+	b, r, _ := newStoppedStore(t)
 	a, err := b.stored().Find(context.Background(), r, "")
 	require.NoError(t, err)
 	other, err := os.Open(a.Path)
@@ -209,7 +209,7 @@ func TestStartKeepsUnpackedFilesInUse(t *testing.T) {
 }
 
 func TestStoredFilesAreHashed(t *testing.T) {
-	b, r, _ := left(t)
+	b, r, _ := newStoppedStore(t)
 	for _, f := range b.find(r).Build.Files {
 		path := filepath.Join(b.state, "objects", f.Digest.String()[:2], f.Digest.String())
 		data, err := os.ReadFile(path)
@@ -238,7 +238,7 @@ func TestStoredFilesAreHashed(t *testing.T) {
 }
 
 func TestAStoreWithoutViewsGivesItsBlobs(t *testing.T) {
-	b, r, had := left(t)
+	b, r, had := newStoppedStore(t)
 	require.NoError(t,
 		os.Rename(filepath.Join(b.state, "views"), filepath.Join(filepath.Dir(b.state), "gone")))
 	s := b.stored()
@@ -257,7 +257,7 @@ func TestAStoreWithoutViewsGivesItsBlobs(t *testing.T) {
 }
 
 func TestWithheldStoredBuildsAreNotServed(t *testing.T) {
-	b, r, _ := left(t, func(b *bench) {
+	b, r, _ := newStoppedStore(t, func(b *bench) {
 		_, err := b.cache.Invalidate(context.Background(), request.Peer{UID: b.cache.uid},
 			[]string{b.list()[0].Build.BuildKey.String()}, "it computes nonsense", false)
 		require.NoError(t, err)

@@ -29,7 +29,7 @@ func leftGroup(t *testing.T) (b *bench, stored *request.Answer, had map[string]s
 
 func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
 	b, stored, had := leftGroup(t)
-	before := everything(t, b.state)
+	before := listFiles(t, b.state)
 	a := b.find(b.group(1, 2, 3))
 	require.Equal(t, request.Hit, a.Outcome)
 	require.Equal(t, had, b.read(a))
@@ -43,7 +43,7 @@ func TestAStoredGroupIsFoundAsAGroup(t *testing.T) {
 		require.Equal(t, path.Base(stored.Members[i].Graph), path.Base(m.Graph))
 		require.FileExists(t, filepath.Join(a.Path, m.Graph))
 	}
-	require.Equal(t, before, everything(t, b.state))
+	require.Equal(t, before, listFiles(t, b.state))
 	for _, other := range []*request.Request{b.group(2, 1, 3), b.group(1, 2)} {
 		require.Contains(t, b.notFound(other, "").Hint, "omit --state")
 	}

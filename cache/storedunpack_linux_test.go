@@ -64,7 +64,7 @@ func (b *bench) unpacked(dir string) (*request.Answer, error) {
 
 func TestAPackedStoredBuildIsUnpackedOutsideTheStore(t *testing.T) {
 	b, build, had := leftPacked(t)
-	before := everything(t, b.state)
+	before := listFiles(t, b.state)
 	dir := filepath.Join(t.TempDir(), "new", "unpacked")
 	s := b.stored()
 	a, err := s.Find(context.Background(), b.variant(2), "")
@@ -83,7 +83,7 @@ func TestAPackedStoredBuildIsUnpackedOutsideTheStore(t *testing.T) {
 	require.Equal(t, had, b.read(a))
 	require.Equal(t, total, last)
 	require.True(t, strings.HasPrefix(a.Path, dir+"/"), a.Path)
-	require.Equal(t, before, everything(t, b.state))
+	require.Equal(t, before, listFiles(t, b.state))
 
 	for _, directory := range []string{dir, a.Path} {
 		info, err := os.Stat(directory)
@@ -283,7 +283,7 @@ func TestAnUnpackedFormThatADaemonLeftIsNotBelieved(t *testing.T) {
 }
 
 func TestAStoredBuildIsTakenWhereANewerOneIsDamaged(t *testing.T) {
-	b, r, had := left(t)
+	b, r, had := newStoppedStore(t)
 	found := b.stored().Builds[0]
 	// The same build key in the user's own scope, newer, and without its files.
 	s := b.stored()

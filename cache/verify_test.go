@@ -20,8 +20,8 @@ func (b *bench) verifying(most float64) *request.Request {
 	return r
 }
 
-// apart is a comparison that finds a difference.
-func apart(compilers.VerifyJob) compilers.VerifyResult {
+// outputDiffers is a comparison of outputs that finds a difference.
+func outputDiffers(compilers.VerifyJob) compilers.VerifyResult {
 	return compilers.VerifyResult{Outcome: compilers.Failed,
 		Text: `output "y" of shape [1 8]: value 3 is 0.5, and 0.25 in the source model: ` +
 			`more than 0.01 apart`}
@@ -79,7 +79,7 @@ func TestHitIsComparedOnce(t *testing.T) {
 
 func TestDifferentOutputIsRefusedToTheRequester(t *testing.T) {
 	b := newBench(t)
-	b.compiler.Comparison = apart
+	b.compiler.Comparison = outputDiffers
 	for range 2 {
 		e := b.refused(b.verifying(0.01))
 		require.Equal(t, apierr.CompileFailed, e.Class)
@@ -142,7 +142,7 @@ func TestUnkeptOutputIsVerified(t *testing.T) {
 	r := b.verifying(0.01)
 	r.Store = "none"
 	require.Equal(t, 0.01, b.acquire(r).Build.VerifiedOutput)
-	b.compiler.Comparison = apart
+	b.compiler.Comparison = outputDiffers
 	require.Contains(t, b.refused(r).Text, "value 3")
 }
 

@@ -128,7 +128,7 @@ func TestToolsThatFail(t *testing.T) {
 }
 
 func TestToolsGetTheRequest(t *testing.T) {
-	told := func(t *testing.T, args []string, change func(*compilers.Job)) string {
+	toolArguments := func(t *testing.T, args []string, change func(*compilers.Job)) string {
 		tool := script(t, `printf '%s|' "$@" >&2; exit 1`)
 		tool.Args = append([]string{"{model}", "{output}"}, args...)
 		job := scriptJob(t, tool)
@@ -164,7 +164,7 @@ func TestToolsGetTheRequest(t *testing.T) {
 			"{ep} ScriptExecutionProvider|"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, c.want, told(t, c.args, c.change))
+			require.Equal(t, c.want, toolArguments(t, c.args, c.change))
 		})
 	}
 }

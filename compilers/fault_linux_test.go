@@ -186,14 +186,14 @@ func TestWholeGroupIsKilled(t *testing.T) {
 			require.NoError(t, err)
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 			require.NoError(t, err)
-			require.Eventually(t, func() bool { return gone(pid) }, time.Minute,
+			require.Eventually(t, func() bool { return processEnded(pid) }, time.Minute,
 				10*time.Millisecond, "process %d lives", pid)
 		})
 	}
 }
 
-// gone reports whether a process has ended; where no process reaps orphans it stays a zombie.
-func gone(pid int) bool {
+// processEnded reports whether a process has ended. A zombie counts because orphans may stay so.
+func processEnded(pid int) bool {
 	if syscall.Kill(pid, 0) != nil {
 		return true
 	}

@@ -75,10 +75,10 @@ func attack(t *testing.T, o compilers.ORTOptions, body string) (compilers.Job, m
 	job := writeJob(t, hostileRuntime(t, body), compilers.EP{Name: qnn}, tinymodel.Relu())
 	result, err := newORT(t, o).Compile(t.Context(), job, nil)
 	require.Error(t, err)
-	return job, told(err, result.Log), err
+	return job, attackResults(err, result.Log), err
 }
 
-func told(err error, log string) map[string]string {
+func attackResults(err error, log string) map[string]string {
 	found := map[string]string{}
 	for line := range strings.Lines(log) {
 		if what, came, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
@@ -201,7 +201,7 @@ func TestWorkerKeepsToItsOpenModel(t *testing.T) {
 	require.True(t, c.AcceptsOpenModel(job))
 	result, err := c.Compile(t.Context(), job, nil)
 	require.Error(t, err)
-	came := told(err, result.Log)
+	came := attackResults(err, result.Log)
 	for _, what := range []string{"descriptor", "model", "by its own path"} {
 		require.Equal(t, "DONE", came[what], what)
 	}
@@ -249,7 +249,7 @@ func TestWorkerChangesNoTimes(t *testing.T) {
 	require.NoError(t, err)
 	var exit *compilers.ExitError
 	require.ErrorAs(t, facts.EPs[0].Err, &exit)
-	came := told(nil, exit.Stderr)
+	came := attackResults(nil, exit.Stderr)
 	require.Equal(t, "DONE", came["open"], "it may read the file: %v", exit)
 	require.Equal(t, "DONE", came["by path"], "tools that set times of their own files go on")
 	require.Equal(t, "Operation not permitted", came["mode"])

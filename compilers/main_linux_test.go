@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if order := os.Getenv(elsewhereEnvironment); order != "" {
-		os.Exit(elsewhere(order)) // this process is an application of a test
+		os.Exit(runElsewhere(order)) // this process is an application of a test
 	}
 	status := m.Run()
 	compilertest.RemoveWorker()

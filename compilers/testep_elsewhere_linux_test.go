@@ -38,8 +38,8 @@ type elsewhereOrder struct {
 	Hide string // not empty: a directory that is covered first, in a mount namespace of its own
 }
 
-// elsewhere is the application's main function.
-func elsewhere(text string) int {
+// runElsewhere is the application's main function.
+func runElsewhere(text string) int {
 	var o elsewhereOrder
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -66,9 +66,8 @@ func written(s *epmodel.Splice) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// around is an artefact with the node among much else, at two depths: what is written for each form
-// by hand.
-func around(first, second msg) msg {
+// nestedArtefact returns a graph with an EPContext node at each of two depths, among other nodes.
+func nestedArtefact(first, second msg) msg {
 	g := msg{}.str(2, "g").sub(1, node("", "Relu", "before")).
 		sub(5, inGraph("w", strings.Repeat("w", 300))).
 		sub(1, first).
@@ -96,13 +95,13 @@ func TestEmbedAndDetachChangeNothingElse(t *testing.T) {
 		files             map[string]string
 	}{
 		"two contexts": {
-			around(beside("a", "x_ctx_TestEP.bin"), beside("b", "x_ctx_TestEP_1.bin")),
-			around(inside("a", long), inside("b", "short")),
+			nestedArtefact(beside("a", "x_ctx_TestEP.bin"), beside("b", "x_ctx_TestEP_1.bin")),
+			nestedArtefact(inside("a", long), inside("b", "short")),
 			map[string]string{"x_ctx_TestEP.bin": long, "x_ctx_TestEP_1.bin": "short"},
 		},
 		"two nodes, one file": {
-			around(beside("a", "x_ctx_TestEP.bin"), beside("b", "x_ctx_TestEP.bin")),
-			around(inside("a", long), inside("b", long)),
+			nestedArtefact(beside("a", "x_ctx_TestEP.bin"), beside("b", "x_ctx_TestEP.bin")),
+			nestedArtefact(inside("a", long), inside("b", long)),
 			map[string]string{"x_ctx_TestEP.bin": long},
 		},
 	}

@@ -17,7 +17,7 @@ import (
 // seeds are the models of the other tests, real graphs, and what fuzzing has found (testdata/fuzz).
 func seeds(f *testing.F) [][]byte {
 	f.Helper()
-	all := [][]byte{everything(), sidecar("a.bin"), model(nil),
+	all := [][]byte{fullModel(), sidecar("a.bin"), model(nil),
 		model(msg{}.sub(5, external("w", 3, "location", "w.bin", "offset", "4", "length", "12")))}
 	files, err := filepath.Glob("testdata/artefacts/*")
 	require.NoError(f, err)

@@ -358,7 +358,7 @@ func TestReadErrorTellsWhere(t *testing.T) {
 
 // every prefix of a model with everything in it is an error, and never a panic
 func TestReadEveryTruncation(t *testing.T) {
-	b := everything()
+	b := fullModel()
 	mustRead(t, b)
 	for n := range len(b) {
 		_, err := read(b[:n])
@@ -372,8 +372,8 @@ func TestReadEveryTruncation(t *testing.T) {
 	}
 }
 
-// everything uses each message and field that Read knows.
-func everything() msg {
+// fullModel uses each message and field that Read knows.
+func fullModel() msg {
 	sub := msg{}.sub(5, external("deep", 3, "location", "a.bin", "offset", "0", "length", "12")).
 		sub(1, contextNode("inner", attrS("ep_cache_context", "bytes")))
 	g := msg{}.str(2, "g").sub(5, inGraph("w", "abcdefgh")).
@@ -395,7 +395,7 @@ func everything() msg {
 
 // a file that shrinks while it is read, or fails, is no *panic* and keeps its cause
 func TestReadErrorsOfTheFile(t *testing.T) {
-	b := everything()
+	b := fullModel()
 	t.Run("shrinks", func(t *testing.T) {
 		_, err := epmodel.Read(context.Background(), "m.onnx",
 			source{bytes.NewReader(b[:len(b)/2]), int64(len(b))})
@@ -430,7 +430,7 @@ func (f failing) ReadAt(p []byte, _ int64) (int, error) { return iotest.ErrReade
 
 func TestFileSourceTakesRegularFilesOnly(t *testing.T) {
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "m.onnx"), everything(), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "m.onnx"), fullModel(), 0o600))
 	f, err := os.Open(filepath.Join(dir, "m.onnx"))
 	require.NoError(t, err)
 	defer f.Close()
@@ -438,7 +438,7 @@ func TestFileSourceTakesRegularFilesOnly(t *testing.T) {
 	require.NoError(t, err)
 	m, err := epmodel.Read(context.Background(), "m.onnx", src)
 	require.NoError(t, err)
-	require.Equal(t, mustRead(t, everything()), m)
+	require.Equal(t, mustRead(t, fullModel()), m)
 
 	d, err := os.Open(dir)
 	require.NoError(t, err)

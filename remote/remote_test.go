@@ -44,12 +44,12 @@ func play(how string) {
 		if err != nil {
 			os.Exit(5)
 		}
-		go lie(how, c.(*net.UnixConn))
+		go answerWrongly(how, c.(*net.UnixConn))
 	}
 }
 
-// lie answers a request wrongly.
-func lie(how string, c *net.UnixConn) {
+// answerWrongly answers a request wrongly.
+func answerWrongly(how string, c *net.UnixConn) {
 	var r Request
 	files, _ := Receive(c, &r)
 	CloseAll(files)
@@ -92,7 +92,7 @@ func lie(how string, c *net.UnixConn) {
 
 const fleet = "fleet"
 
-func helped(t testing.TB, how string) *Client {
+func newTestClient(t testing.TB, how string) *Client {
 	program, err := os.Executable()
 	require.NoError(t, err)
 	c := New(Options{Program: program, Env: []string{"EPCACHED_REMOTE_TEST_HELPER=" + how,
@@ -112,7 +112,7 @@ func TestAHelperThatLiesIsBelievedNothing(t *testing.T) {
 		"once":  ErrUnreachable, "descriptors": nil, "good": nil} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			c := helped(t, how)
+			c := newTestClient(t, how)
 			began := time.Now()
 			cards, err := c.Look(t.Context(), fleet, BuildKey(portable.Hash{1}),
 				500*time.Millisecond)
@@ -144,7 +144,7 @@ func TestAMissingHelperIsUnreachable(t *testing.T) {
 }
 
 func TestACrashedHelperIsStartedAgainLater(t *testing.T) {
-	c := helped(t, "crash later")
+	c := newTestClient(t, "crash later")
 	now := time.Now()
 	c.helper.now = func() time.Time { return now }
 	look := func() error {
@@ -158,7 +158,7 @@ func TestACrashedHelperIsStartedAgainLater(t *testing.T) {
 }
 
 func TestACallersContextEndsACall(t *testing.T) {
-	c := helped(t, "hang")
+	c := newTestClient(t, "hang")
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := c.Fetch(ctx, fleet, Fetch{})

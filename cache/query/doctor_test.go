@@ -14,8 +14,8 @@ import (
 	"github.com/epcached/epcached/compilers"
 )
 
-// about returns the only advice on a subject.
-func about(t testing.TB, list []Advice, subject string) Advice {
+// adviceOn returns the only advice on a subject.
+func adviceOn(t testing.TB, list []Advice, subject string) Advice {
 	t.Helper()
 	var out []Advice
 	for _, a := range list {
@@ -139,7 +139,7 @@ func TestDoctorOnTheDisk(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := sound
 			c.change(&s)
-			a := about(t, adviseDisk("/state", s), "disk")
+			a := adviceOn(t, adviseDisk("/state", s), "disk")
 			require.Equal(t, c.severity, a.Severity)
 			require.Contains(t, a.Text, c.text)
 		})
@@ -162,7 +162,7 @@ func TestDoctorOnRights(t *testing.T) {
 		{"root", owner{uid: 0, mode: fs.ModeDir | 0o711}, 0, SeverityWarning, "runs as root"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a := about(t, adviseRights("/state", c.o, c.uid), "rights")
+			a := adviceOn(t, adviseRights("/state", c.o, c.uid), "rights")
 			require.Equal(t, c.severity, a.Severity)
 			require.Contains(t, a.Text, c.text)
 		})

@@ -72,7 +72,7 @@ func TestShippedRulesAgreeWithTheLibraries(t *testing.T) {
 				for _, now := range all {
 					// a release's own builds are the same library's, and no rule is asked
 					if build.name != now.name {
-						agree(t, c, build, now)
+						requireRuleMatchesEP(t, c, build, now)
 					}
 				}
 			}
@@ -80,7 +80,7 @@ func TestShippedRulesAgreeWithTheLibraries(t *testing.T) {
 	}
 }
 
-func agree(t *testing.T, c *compilers.ORT, build, now made) {
+func requireRuleMatchesEP(t *testing.T, c *compilers.ORT, build, now made) {
 	check, err := c.Check(t.Context(),
 		compilers.CheckJob{Runtime: now.runtime, EPs: []compilers.EP{now.ep}, Graph: build.graph})
 	require.NoError(t, err)

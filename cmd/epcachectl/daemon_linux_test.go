@@ -510,15 +510,15 @@ func tinyModel(t *testing.T, name string) string {
 	return path
 }
 
-// said parses a result as JSON.
-func said(t *testing.T, r result) (out any) {
+// parseJSON parses the output of a call.
+func parseJSON(t *testing.T, r result) (out any) {
 	t.Helper()
 	require.NoError(t, json.Unmarshal([]byte(r.out), &out), "%s", r.out)
 	return out
 }
 
-// at returns what a path of names and places leads to.
-func at(t *testing.T, in any, path ...any) any {
+// jsonAt returns the value at a path of keys and indices.
+func jsonAt(t *testing.T, in any, path ...any) any {
 	t.Helper()
 	for _, step := range path {
 		switch step := step.(type) {

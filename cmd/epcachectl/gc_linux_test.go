@@ -24,19 +24,19 @@ still 1.0 KiB above 3.0 KiB: the remaining builds are pinned or in use
 		"less may go than should")
 	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n", "--json").code,
 		"a script gets it too")
-	out := said(t, call(t, "gc", "-n", "--json"))
+	out := parseJSON(t, call(t, "gc", "-n", "--json"))
 	require.Equal(t,
 		[]any{jsonout.Object{"reason": "pinned", "builds": 1.0, "bytes": 4096.0,
 			"keys": []any{"ab"}},
 			jsonout.Object{"reason": "needed by builds outside the plan", "builds": 0.0,
 				"bytes": 1024.0, "keys": []any{}}},
-		at(t, out, "kept"))
-	out = said(t, call(t, "gc", "--to", "1.5MiB", "--json"))
-	require.Equal(t, "removed", at(t, out, "steps", 0, "outcome"))
+		jsonAt(t, out, "kept"))
+	out = parseJSON(t, call(t, "gc", "--to", "1.5MiB", "--json"))
+	require.Equal(t, "removed", jsonAt(t, out, "steps", 0, "outcome"))
 	require.Equal(t, []string{"collect 1572864"}, b.changed())
-	out = said(t, call(t, "gc", "--json"))
-	require.Equal(t, false, at(t, out, "dry_run"))
-	require.Equal(t, "remove", at(t, out, "steps", 0, "action"))
+	out = parseJSON(t, call(t, "gc", "--json"))
+	require.Equal(t, false, jsonAt(t, out, "dry_run"))
+	require.Equal(t, "remove", jsonAt(t, out, "steps", 0, "action"))
 	require.Equal(t, []string{"collect 1572864", "collect as configured"}, b.changed(),
 		"without --to the configuration's bounds count")
 	for _, size := range []string{"", "x", "-1", "1GB", "NaN", "9999999TiB"} {

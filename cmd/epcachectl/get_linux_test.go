@@ -226,8 +226,8 @@ func TestGetExitCodes(t *testing.T) {
 			r.err)
 		require.Empty(t, r.out)
 
-		list := said(t, call(t, "get", model, ep, "--on-miss=fail", "--json"))
-		require.Equal(t, hint, at(t, list, 0, "hint"), "a script gets what a person gets")
+		list := parseJSON(t, call(t, "get", model, ep, "--on-miss=fail", "--json"))
+		require.Equal(t, hint, jsonAt(t, list, 0, "hint"), "a script gets what a person gets")
 	}
 	t.Run("no daemon", func(t *testing.T) {
 		t.Setenv(unixsock.SocketVariable, filepath.Join(t.TempDir(), "none"))
@@ -682,10 +682,10 @@ func TestGetProgram(t *testing.T) {
 		out, err := program(one, two, "--", "sh", "-c", `printf %s "$EPCACHE_GET"`, "sh", "{}").
 			Output()
 		require.NoError(t, err)
-		told := said(t, result{out: string(out)})
+		told := parseJSON(t, result{out: string(out)})
 		require.Len(t, told, 2)
-		require.Equal(t, "f00d/0123456789abcdef_ctx.onnx", at(t, told, 1, "graph"))
-		require.NotEmpty(t, at(t, told, 0, "provider_options"))
+		require.Equal(t, "f00d/0123456789abcdef_ctx.onnx", jsonAt(t, told, 1, "graph"))
+		require.NotEmpty(t, jsonAt(t, told, 0, "provider_options"))
 	})
 	t.Run("of more than a variable holds", func(t *testing.T) {
 		args := append(slices.Repeat([]string{one}, 400), "--", "sh", "-c",

@@ -68,15 +68,17 @@ func TestGetShareJSONHasAnElementForEachModel(t *testing.T) {
 	newGroup(t).serve()
 	r := call(t, "get", "--share", tinyModel(t, "a.onnx"), tinyModel(t, "b.onnx"), ep, "--json")
 	require.Equal(t, exit.Done, r.code, r.err)
-	list := said(t, r)
+	list := parseJSON(t, r)
 	require.Len(t, list, 2)
 	for i, one := range list.([]any) {
-		require.EqualValues(t, i, at(t, one, "member"))
-		require.Len(t, at(t, one, "members"), 2)
-		require.Equal(t, at(t, one, "members", i, "graph"), at(t, one, "graph"))
-		require.Equal(t, at(t, one, "members", i, "model_digest"), at(t, one, "model_digest"))
-		require.Equal(t, "1", at(t, one, "members", i, "session_options", "ep.share_ep_contexts"))
-		require.NotContains(t, at(t, one, "session_options"), "ep.share_ep_contexts")
+		require.EqualValues(t, i, jsonAt(t, one, "member"))
+		require.Len(t, jsonAt(t, one, "members"), 2)
+		require.Equal(t, jsonAt(t, one, "members", i, "graph"), jsonAt(t, one, "graph"))
+		require.Equal(t, jsonAt(t, one, "members", i, "model_digest"),
+			jsonAt(t, one, "model_digest"))
+		require.Equal(t, "1", jsonAt(t, one, "members", i, "session_options",
+			"ep.share_ep_contexts"))
+		require.NotContains(t, jsonAt(t, one, "session_options"), "ep.share_ep_contexts")
 	}
 }
 

@@ -47,10 +47,10 @@ failed bad.onnx: A, crash, 3 times, the last `+term.Time(1)+`
   retried by a request in 10m0s, or after: epcachectl jobs retry fedcba987654
 `, r.out)
 
-	out := said(t, call(t, "jobs", "--json"))
-	require.Equal(t, "j1", at(t, out, "jobs", 0, "id"))
-	require.InDelta(t, 30, at(t, out, "jobs", 0, "estimate_seconds"), 0)
-	require.Equal(t, "crash", at(t, out, "failures", 0, "reason"))
+	out := parseJSON(t, call(t, "jobs", "--json"))
+	require.Equal(t, "j1", jsonAt(t, out, "jobs", 0, "id"))
+	require.InDelta(t, 30, jsonAt(t, out, "jobs", 0, "estimate_seconds"), 0)
+	require.Equal(t, "crash", jsonAt(t, out, "failures", 0, "reason"))
 }
 
 func TestWhenFailuresAreTriedAgain(t *testing.T) {
@@ -94,7 +94,7 @@ func TestJobsFollow(t *testing.T) {
 
 			r := call(t, "jobs", "follow", "j", "--json")
 			require.Equal(t, tc.code, r.code)
-			require.Equal(t, tc.job.GetState(), at(t, said(t, r), "state"))
+			require.Equal(t, tc.job.GetState(), jsonAt(t, parseJSON(t, r), "state"))
 			require.Empty(t, r.err, "a script reads the result")
 		})
 	}

@@ -41,9 +41,9 @@ func TestErrorsAreJSONForScripts(t *testing.T) {
 		"jobs retry", "rm --all"} {
 		r := call(t, append(strings.Fields(line), "--json")...)
 		require.NotEqual(t, exit.Done, r.code, line)
-		out := said(t, r)
-		require.NotEmpty(t, at(t, out, "error"), line)
-		require.EqualValues(t, r.code, at(t, out, "exit_status"), line)
+		out := parseJSON(t, r)
+		require.NotEmpty(t, jsonAt(t, out, "error"), line)
+		require.EqualValues(t, r.code, jsonAt(t, out, "exit_status"), line)
 	}
 }
 

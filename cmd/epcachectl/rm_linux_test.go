@@ -39,7 +39,7 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 	two.Build, two.ModelName = "abcdef0123456789", "other.onnx"
 	b.builds = []*wire.Build{one, two}
 	b.serve()
-	ask := func(answer string, args ...string) (code int, out, said string) {
+	runWithAnswer := func(answer string, args ...string) (code int, out, said string) {
 		person, program := terminal(t)
 		_, err := person.WriteString(answer)
 		require.NoError(t, err)
@@ -49,7 +49,7 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 		code = execute(context.Background(), a, args)
 		return code, stdout.String(), stderr.String()
 	}
-	code, out, said := ask("n\n", "rm", "tiny.onnx")
+	code, out, said := runWithAnswer("n\n", "rm", "tiny.onnx")
 	require.Equal(t, exit.Failed, code)
 	require.Empty(t, out)
 	for _, says := range []string{"  tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider",
@@ -58,15 +58,15 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 		require.Contains(t, said, says)
 	}
 	require.Empty(t, b.changed())
-	code, out, _ = ask("y\n", "rm", "tiny.onnx")
+	code, out, _ = runWithAnswer("y\n", "rm", "tiny.onnx")
 	require.Equal(t, exit.Done, code)
 	require.Contains(t, out, "deleted other.onnx: build abcdef012345")
 	require.Equal(t, []string{"remove tiny.onnx"}, b.changed())
-	code, _, said = ask("", "rm", "-f", "tiny.onnx")
+	code, _, said = runWithAnswer("", "rm", "-f", "tiny.onnx")
 	require.Equal(t, exit.Done, code)
 	require.NotContains(t, said, "[y/N]")
 	b.set(func() { b.builds = []*wire.Build{one} })
-	code, _, said = ask("", "rm", "tiny.onnx")
+	code, _, said = runWithAnswer("", "rm", "tiny.onnx")
 	require.Equal(t, exit.Done, code)
 	require.NotContains(t, said, "[y/N]", "one build is what was named")
 }

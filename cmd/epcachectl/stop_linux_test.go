@@ -50,10 +50,10 @@ func TestStopNamesWhatStartsTheDaemon(t *testing.T) {
 		}
 		b.serve()
 		require.Contains(t, call(t, "stop").err, says)
-		out := said(t, call(t, "stop", "--json"))
-		require.Equal(t, by, at(t, out, "started_by"))
-		require.EqualValues(t, 77, at(t, out, "pid"))
-		require.Contains(t, at(t, out, "again"), says)
+		out := parseJSON(t, call(t, "stop", "--json"))
+		require.Equal(t, by, jsonAt(t, out, "started_by"))
+		require.EqualValues(t, 77, jsonAt(t, out, "pid"))
+		require.Contains(t, jsonAt(t, out, "again"), says)
 		require.Contains(t, call(t, "status").out, startedBy[by])
 	}
 }

@@ -24,9 +24,9 @@ func TestList(t *testing.T) {
 	r := call(t, "list")
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, 3, strings.Count(r.out, "\n"), "a head and the builds of both pages")
-	builds := said(t, call(t, "list", "--json"))
+	builds := parseJSON(t, call(t, "list", "--json"))
 	require.Len(t, builds, 2)
-	require.Equal(t, "tiny.onnx", at(t, builds, 0, "model_name"))
+	require.Equal(t, "tiny.onnx", jsonAt(t, builds, 0, "model_name"))
 }
 
 func TestListSaysHowBuildsAreKept(t *testing.T) {
@@ -105,9 +105,9 @@ func TestChangesAndDryRun(t *testing.T) {
 	for _, args := range [][]string{{"rm"}, {"rm", "--all", "--yes", "x"}, {"invalidate"}} {
 		require.Equal(t, exit.BadUsage, call(t, args...).code, args)
 	}
-	out := said(t, call(t, "rm", "x", "-n", "--json"))
-	require.Equal(t, true, at(t, out, "dry_run"))
-	require.EqualValues(t, 2048, at(t, out, "freed_bytes"))
+	out := parseJSON(t, call(t, "rm", "x", "-n", "--json"))
+	require.Equal(t, true, jsonAt(t, out, "dry_run"))
+	require.EqualValues(t, 2048, jsonAt(t, out, "freed_bytes"))
 }
 
 func TestPins(t *testing.T) {
@@ -118,7 +118,8 @@ func TestPins(t *testing.T) {
 	require.Empty(t, b.changed())
 	require.Equal(t, "pinned tiny.onnx: build cdcdcdcdcdcd of StandInExecutionProvider\n",
 		call(t, "pin", "x", "y").out)
-	require.Equal(t, true, at(t, said(t, call(t, "pin", "x", "--json")), "builds", 0, "pinned"))
+	require.Equal(t, true,
+		jsonAt(t, parseJSON(t, call(t, "pin", "x", "--json")), "builds", 0, "pinned"))
 	require.Equal(t, exit.Done, call(t, "unpin", "x").code)
 	require.Equal(t, []string{"pin x y", "pin x", "unpin x"}, b.changed())
 	require.Equal(t, exit.BadUsage, call(t, "pin").code)
@@ -162,9 +163,9 @@ func TestRepairReportsItsActions(t *testing.T) {
 	require.NotContains(t, b.changed(), "repair")
 	r = call(t, "repair", "--json")
 	require.Equal(t, exit.Done, r.code, "none is left")
-	out := said(t, r)
-	require.EqualValues(t, 1, at(t, out, "repaired"))
-	require.Equal(t, "quarantine it", at(t, out, "findings", 0, "action"))
+	out := parseJSON(t, r)
+	require.EqualValues(t, 1, jsonAt(t, out, "repaired"))
+	require.Equal(t, "quarantine it", jsonAt(t, out, "findings", 0, "action"))
 	require.Contains(t, b.changed(), "repair")
 	b.set(func() { b.findings = append(b.findings, &wire.Finding{Kind: "newer", Object: "z"}) })
 	require.Equal(t, exit.Damage, call(t, "repair").code, "nothing was done about one")
@@ -195,7 +196,7 @@ func TestProbe(t *testing.T) {
 	require.Contains(t, call(t, "probe").out,
 		"/opt/ort: ONNX Runtime 1.31.1\n  StandInExecutionProvider")
 	require.Equal(t, "CPU",
-		at(t, said(t, call(t, "probe", "--json")), 0, "eps", 0, "devices", 0, "type"))
+		jsonAt(t, parseJSON(t, call(t, "probe", "--json")), 0, "eps", 0, "devices", 0, "type"))
 }
 
 func TestProbeFindHasOneExitStatusInBothForms(t *testing.T) {

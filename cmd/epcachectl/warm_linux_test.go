@@ -24,9 +24,9 @@ func TestGetInTheBackground(t *testing.T) {
 		call(t, "get", model, ep, "--on-miss", "background", "--keep-going"))
 	require.Equal(t, wire.OnMiss_BACKGROUND, b.first().GetOnMiss())
 	require.True(t, b.first().GetKeepGoing())
-	list := said(t, call(t, "get", model, ep, "--on-miss", "background", "--json"))
-	require.Equal(t, "queued", at(t, list, 0, "outcome"))
-	require.Equal(t, "j1", at(t, list, 0, "job"))
+	list := parseJSON(t, call(t, "get", model, ep, "--on-miss", "background", "--json"))
+	require.Equal(t, "queued", jsonAt(t, list, 0, "outcome"))
+	require.Equal(t, "j1", jsonAt(t, list, 0, "job"))
 
 	out := filepath.Join(t.TempDir(), "out")
 	for _, more := range [][]string{{"--out", out}, {"--", "cat", "{}"}} {
@@ -187,9 +187,9 @@ func TestWarmFollowReportsTheJobInBothForms(t *testing.T) {
 	model := tinyModel(t, "m.onnx")
 	r := call(t, "warm", model, "--follow", ep)
 	require.Equal(t, "compiled "+model+": A build 0123456789ab in 2.5s\n", r.out)
-	list := said(t, call(t, "warm", model, "--follow", "--json", ep))
-	require.Equal(t, "A", at(t, list, 0, "ep"))
-	require.InDelta(t, 2.5, at(t, list, 0, "elapsed_seconds"), 1e-9)
+	list := parseJSON(t, call(t, "warm", model, "--follow", "--json", ep))
+	require.Equal(t, "A", jsonAt(t, list, 0, "ep"))
+	require.InDelta(t, 2.5, jsonAt(t, list, 0, "elapsed_seconds"), 1e-9)
 }
 
 func TestWarmPipelineMistakes(t *testing.T) {

@@ -22,7 +22,7 @@ func BenchmarkSDKChange(b *testing.B) {
 	place := filepath.Join(shortDir(b), "runtime")
 	require.NoError(b, os.Symlink(real[0], place))
 	d := newSite(b, place).start(b)
-	get(b, d.dial(), writeModel(b, b.TempDir(), 1), with(qnnProvider()))
+	get(b, d.dial(), writeModel(b, b.TempDir(), 1), withEPs(qnnProvider()))
 	d.idle()
 	judged := make(chan time.Time, 64)
 	ctx, cancel := context.WithCancel(b.Context())

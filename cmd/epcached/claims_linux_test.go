@@ -90,8 +90,8 @@ func (o *owner) tryConnect() (c *unixsock.Client, err error) {
 	return c, err
 }
 
-// ask asks for a model, showing its libraries.
-func (o *owner) ask(c *unixsock.Client, path string, miss wire.OnMiss,
+// acquire requests a model, showing its libraries.
+func (o *owner) acquire(c *unixsock.Client, path string, miss wire.OnMiss,
 	progress func(*wire.Progress)) (lease, error) {
 	r := forModel(path, &wire.ExecutionProvider{Name: o.library.EP, Options: o.options})
 	r.OnMiss, r.Embed = miss, o.embed
@@ -153,11 +153,11 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	o := newOwner(t, d, stranger)
 	model := writeModel(t, t.TempDir(), 1)
 	c := o.connect()
-	_, err := o.ask(c, model, wire.OnMiss_WAIT, nil)
+	_, err := o.acquire(c, model, wire.OnMiss_WAIT, nil)
 	require.ErrorIs(t, err, unixsock.ErrUnavailable,
 		"nobody compiles it, so there is nothing to wait for")
 
-	claim, err := o.ask(c, model, wire.OnMiss_CLAIM, nil)
+	claim, err := o.acquire(c, model, wire.OnMiss_CLAIM, nil)
 	require.NoError(t, err)
 	require.Equal(t, "claim", claim.Outcome)
 	require.Positive(t, claim.Claim.DeadlineMs)
@@ -165,7 +165,7 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	queued := make(chan struct{}, 100)
 	other := o.connect()
 	go func() {
-		a, err := o.ask(other, model, wire.OnMiss_WAIT, whenClaimed(queued))
+		a, err := o.acquire(other, model, wire.OnMiss_WAIT, whenClaimed(queued))
 		if err != nil {
 			a.AcquireReply = &wire.AcquireReply{Outcome: err.Error()}
 		}
@@ -195,13 +195,13 @@ func TestRealArtefactUnderAClaim(t *testing.T) {
 	require.Equal(t, got.Graph, waited.Graph)
 
 	require.Equal(t, "uid 4242", d.list()[0].MadeBy)
-	_, err = newOwner(t, d, stranger+1).ask(newOwner(t, d, stranger+1).connect(), model,
+	_, err = newOwner(t, d, stranger+1).acquire(newOwner(t, d, stranger+1).connect(), model,
 		wire.OnMiss_FAIL, nil)
 	require.ErrorIs(t, err, unixsock.ErrNotFound, "it is its user's own")
 	d.stop()
 	d = s.start(t)
 	o.epcached = d
-	hit, err := o.ask(o.connect(), model, wire.OnMiss_CLAIM, nil)
+	hit, err := o.acquire(o.connect(), model, wire.OnMiss_CLAIM, nil)
 	require.NoError(t, err)
 	require.Equal(t, "hit", hit.Outcome)
 	hit.requireRight(t)
@@ -215,7 +215,7 @@ func TestPutsOfEarlierClientsAreTaken(t *testing.T) {
 	o := newOwner(t, d, stranger)
 	model := writeModel(t, t.TempDir(), 1)
 	c := o.connect()
-	claim, err := o.ask(c, model, wire.OnMiss_CLAIM, nil)
+	claim, err := o.acquire(c, model, wire.OnMiss_CLAIM, nil)
 	require.NoError(t, err)
 	put, fds := o.compile(model, claim)
 	later := protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1)
@@ -241,13 +241,13 @@ func TestAClaimEndsWithItsConnection(t *testing.T) {
 	o := newOwner(t, d, stranger)
 	model := writeModel(t, t.TempDir(), 1)
 	first := o.connect()
-	claim, err := o.ask(first, model, wire.OnMiss_CLAIM, nil)
+	claim, err := o.acquire(first, model, wire.OnMiss_CLAIM, nil)
 	require.NoError(t, err)
 	second := o.connect()
 	next := make(chan lease, 1)
 	queued := make(chan struct{}, 100)
 	go func() {
-		a, err := o.ask(second, model, wire.OnMiss_CLAIM, whenClaimed(queued))
+		a, err := o.acquire(second, model, wire.OnMiss_CLAIM, whenClaimed(queued))
 		if err != nil {
 			a.AcquireReply = &wire.AcquireReply{Outcome: err.Error()}
 		}
@@ -282,7 +282,7 @@ func TestRealArtefactsThatArePut(t *testing.T) {
 			o.embed = embed
 			model := writeModel(t, t.TempDir(), 3)
 			c := o.connect()
-			claim, err := o.ask(c, model, wire.OnMiss_CLAIM, nil)
+			claim, err := o.acquire(c, model, wire.OnMiss_CLAIM, nil)
 			require.NoError(t, err, name)
 			put, fds := o.compile(model, claim)
 			reply, view, err := c.Put(limited(t), put, fds, nil)
@@ -291,7 +291,7 @@ func TestRealArtefactsThatArePut(t *testing.T) {
 			require.NoError(t, view.Close())
 			require.NotEmpty(t, reply.SdkVersion, name)
 			require.Equal(t, embed, len(reply.Files) == 1, name)
-			hit, err := o.ask(c, model, wire.OnMiss_FAIL, nil)
+			hit, err := o.acquire(c, model, wire.OnMiss_FAIL, nil)
 			require.NoError(t, err, name)
 			require.Equal(t, reply.Graph, hit.Graph)
 		}

@@ -37,14 +37,14 @@ type told struct {
 	At    time.Time // when the answer was there
 }
 
-// ask is the asker's main function; it gives the exit status.
-func ask(text string) int {
+// runAsker is the asker's main function; it returns the exit status.
+func runAsker(text string) int {
 	var o order
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	got, err := o.ask()
+	got, err := o.acquire()
 	if err != nil {
 		got.Error = err.Error()
 	}
@@ -57,7 +57,7 @@ func ask(text string) int {
 	return 0
 }
 
-func (o order) ask() (told, error) {
+func (o order) acquire() (told, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := unixsock.Dial(ctx, o.Socket)

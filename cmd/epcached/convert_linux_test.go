@@ -41,9 +41,9 @@ func TestRealArtefactsAreConverted(t *testing.T) {
 					*wire.Acquire) {
 					return func(r *wire.Acquire) { r.Embed = embed }
 				}
-				made := get(t, c, model, with(real.provider), form(!embed))
+				made := get(t, c, model, withEPs(real.provider), form(!embed))
 				require.Equal(t, "compiled", made.Outcome)
-				a := get(t, c, model, with(real.provider), form(embed))
+				a := get(t, c, model, withEPs(real.provider), form(embed))
 				require.Equal(t, "hit", a.Outcome, a.Why)
 				require.Contains(t, a.Why, "converted from the ")
 				require.Contains(t, a.CompatibilityReason, "converted from the ")

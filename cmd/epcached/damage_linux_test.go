@@ -191,9 +191,9 @@ func (p *patient) renew() {
 	p.model = writeModel(p.TB, p.TB.TempDir(), p.seed)
 }
 
-func (p *patient) ask(t *testing.T, change ...func(*wire.Acquire)) lease {
+func (p *patient) acquire(t *testing.T, change ...func(*wire.Acquire)) lease {
 	t.Helper()
-	a := get(t, p.dial(), p.model, append(change, with(p.ep))...)
+	a := get(t, p.dial(), p.model, append(change, withEPs(p.ep))...)
 	a.requireRight(t)
 	return a
 }
@@ -221,7 +221,7 @@ func (p *patient) suffer(t *testing.T, damage damage, stopped bool) {
 			p.renew() // what one damage left must not fail the next
 		}
 	}()
-	sound := p.ask(t)
+	sound := p.acquire(t)
 	object := sound.object(t, p.site.state, damage.graph)
 	if stopped {
 		p.epcached.stop()
@@ -230,12 +230,12 @@ func (p *patient) suffer(t *testing.T, damage damage, stopped bool) {
 	if stopped {
 		p.epcached = p.site.start(p.TB)
 	}
-	healed := p.ask(t)
+	healed := p.acquire(t)
 	require.Equal(t, "compiled", healed.Outcome, "stopped: %v", stopped)
 	require.Contains(t, healed.Why, "damaged")
 	require.Contains(t, p.damagedBuilds(), sound.Build)
 	require.NotEqual(t, sound.Graph, healed.Graph, "a path is never used for two contents")
-	require.Equal(t, "hit", p.ask(t, onMissFail).Outcome)
+	require.Equal(t, "hit", p.acquire(t, onMissFail).Outcome)
 }
 
 // Applications open the files of views. After any damage to a view, the next answer has the right
@@ -268,7 +268,7 @@ func TestDamageToAView(t *testing.T) {
 			for name, damage := range cases {
 				t.Run(name, func(t *testing.T) {
 					for _, stopped := range []bool{false, true} {
-						sound := p.ask(t)
+						sound := p.acquire(t)
 						if stopped {
 							p.epcached.stop()
 						}
@@ -280,7 +280,7 @@ func TestDamageToAView(t *testing.T) {
 						if stopped {
 							p.epcached = p.site.start(p.TB)
 						}
-						again := p.ask(t, onMissFail)
+						again := p.acquire(t, onMissFail)
 						require.Equal(t, "hit", again.Outcome, "the stored files are sound")
 						require.NotEqual(t, sound.Graph, again.Graph)
 					}

@@ -31,8 +31,8 @@ func (d *epcached) follow(t *testing.T) (events <-chan *wire.Event, ended <-chan
 	return heard, end
 }
 
-// hear waits a while for an event of a model.
-func hear(events <-chan *wire.Event, kind, model string, within time.Duration) *wire.Event {
+// waitForEvent returns the next event of the kind and model, or nil after the time.
+func waitForEvent(events <-chan *wire.Event, kind, model string, within time.Duration) *wire.Event {
 	late := time.After(within)
 	for {
 		select {
@@ -55,7 +55,7 @@ func (d *epcached) compileAndHear(t *testing.T, c *unixsock.Client,
 		model := writeModel(t, dir, seed)
 		made := get(t, c, model)
 		require.Equal(t, "compiled", made.GetOutcome())
-		if e := hear(events, "compiled", filepath.Base(model), within); e != nil {
+		if e := waitForEvent(events, "compiled", filepath.Base(model), within); e != nil {
 			return model, made, e
 		}
 	}

@@ -37,7 +37,7 @@ func TestExamplePluginEP(t *testing.T) {
 		Initializers: []tinymodel.Tensor{{Name: "W", Type: tinymodel.Float, Shape: []int64{3, 2},
 			Raw: tinymodel.Floats(1, 6)}},
 	}.Encode(), 0o644))
-	ask := with(&wire.ExecutionProvider{Name: example})
+	ask := withEPs(&wire.ExecutionProvider{Name: example})
 	require.Equal(t, "compiled", get(t, c, model, ask).Outcome)
 	require.Equal(t, "hit", get(t, c, model, ask).Outcome)
 	require.Equal(t, "passed", d.list()[0].LoadCheck)

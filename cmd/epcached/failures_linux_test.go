@@ -86,7 +86,7 @@ func TestRealCrashIsRemembered(t *testing.T) {
 	path := realModel(t, "minilm-int8")
 	d := newSite(t, runtimeDir(t, qnn)).start(t)
 	pid := d.status().Pid
-	how := []func(*wire.Acquire){with(qnnProvider()), func(r *wire.Acquire) {
+	how := []func(*wire.Acquire){withEPs(qnnProvider()), func(r *wire.Acquire) {
 		r.GraphOptimizationLevel = "disable_all"
 		r.FreeDimensions = map[string]int64{"batch": 1, "sequence": 128}
 	}}

@@ -98,7 +98,7 @@ func TestUsersTakeTurnsAtCompiling(t *testing.T) {
 			defer asked.Wait()
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()
-			ask := func(c *unixsock.Client, seed uint64, width int) <-chan error {
+			acquireDense := func(c *unixsock.Client, seed uint64, width int) <-chan error {
 				path := filepath.Join(dir, fmt.Sprintf("%d.onnx", seed))
 				require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, width, 1), 0o644))
 				f, done := openFile(t, path), make(chan error, 1)
@@ -118,10 +118,10 @@ func TestUsersTakeTurnsAtCompiling(t *testing.T) {
 				if seed%30 == 0 {
 					c = in.dialAs(t, flooder)
 				}
-				ask(c, seed, 8)
+				acquireDense(c, seed, 8)
 			}
 			inQueue(flood)
-			served := ask(in.dialAs(t, bystander), flood, 32)
+			served := acquireDense(in.dialAs(t, bystander), flood, 32)
 			inQueue(flood + 1)
 			large := func(size int64) bool { return size > 2<<10 }
 			for {

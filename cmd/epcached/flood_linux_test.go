@@ -66,8 +66,8 @@ func TestAFloodByOneUserLeavesTheOthersServed(t *testing.T) {
 	report := func(what, goal string, calm, during []time.Duration) {
 		t.Logf("%s: p50 %v instead of %v, %.1f times; p99 %v instead of %v, %.1f times; goal: %s",
 			what,
-			at(during, 50), at(calm, 50), ratio(during, calm, 50),
-			at(during, 99), at(calm, 99), ratio(during, calm, 99), goal)
+			percentile(during, 50), percentile(calm, 50), ratio(during, calm, 50),
+			percentile(during, 99), percentile(calm, 99), ratio(during, calm, 99), goal)
 	}
 	report("hits", "p99 5 times", calm.hits, during.hits)
 	// The cost of the busy processors alone, in any two processes.
@@ -136,7 +136,7 @@ func (n *neighbour) round(when string) (r round) {
 		require.NoError(n, err, when)
 		r.connects = append(r.connects, time.Since(began))
 	}
-	ask := func(path string, outcomes ...string) time.Duration {
+	timeAcquire := func(path string, outcomes ...string) time.Duration {
 		file, err := os.Open(path)
 		require.NoError(n, err)
 		defer file.Close()
@@ -162,26 +162,26 @@ func (n *neighbour) round(when string) (r round) {
 		if i%10 == 0 {
 			connect()
 		}
-		r.hits = append(r.hits, ask(n.stored, "hit"))
+		r.hits = append(r.hits, timeAcquire(n.stored, "hit"))
 		r.bare = append(r.bare, timed(n.bare))
 	}
 	for range 3 {
 		n.next++
 		model := writeModel(n, n.TempDir(), n.next)
 		// The latter two after a repetition: the compile of the first request went on.
-		r.misses = append(r.misses, ask(model, "compiled", "waited", "hit"))
+		r.misses = append(r.misses, timeAcquire(model, "compiled", "waited", "hit"))
 	}
 	c.Close()
 	return r
 }
 
-func at(sorted []time.Duration, percent int) time.Duration {
+func percentile(sorted []time.Duration, percent int) time.Duration {
 	sorted = slices.Sorted(slices.Values(sorted))
 	return sorted[min(len(sorted)*percent/100, len(sorted)-1)].Round(10 * time.Microsecond)
 }
 
 func ratio(a, b []time.Duration, percent int) float64 {
-	return float64(at(a, percent)) / float64(at(b, percent))
+	return float64(percentile(a, percent)) / float64(percentile(b, percent))
 }
 
 func fileID(t testing.TB, path string) uint64 {

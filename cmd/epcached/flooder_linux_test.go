@@ -251,8 +251,8 @@ func (c *hostile) drain() {
 	}
 }
 
-// ask sends a request, whose number it returns.
-func (f *flooding) ask(c *hostile, envelope *wire.Envelope, files ...*os.File) (uint64, error) {
+// send sends a request, whose number it returns.
+func (f *flooding) send(c *hostile, envelope *wire.Envelope, files ...*os.File) (uint64, error) {
 	c.number++
 	envelope.Request = c.number
 	f.requests.Add(1)
@@ -331,7 +331,7 @@ func acquireOf(name string, miss wire.OnMiss) *wire.Envelope {
 
 func hitAttack(ctx context.Context, f *flooding, c *hostile, _ *rand.Rand) error {
 	for ctx.Err() == nil {
-		if _, err := f.ask(c, acquireOf(f.Stored, wire.OnMiss_FAIL), f.stored); err != nil {
+		if _, err := f.send(c, acquireOf(f.Stored, wire.OnMiss_FAIL), f.stored); err != nil {
 			return err
 		}
 	}
@@ -347,7 +347,7 @@ func unreadAttack(ctx context.Context, f *flooding, c *hostile, random *rand.Ran
 			what = &wire.Envelope{Body: &wire.Envelope_Events{Events: &wire.Events{}}}
 			files = nil
 		}
-		if _, err := f.ask(c, what, files...); err != nil {
+		if _, err := f.send(c, what, files...); err != nil {
 			return err
 		}
 	}
@@ -366,7 +366,7 @@ func descriptorAttack(ctx context.Context, f *flooding, c *hostile, random *rand
 		}
 		if random.IntN(4) == 0 {
 			c.number = uint64(random.IntN(64)) // the next is of one of these
-			if _, err := f.ask(c, acquireOf(f.Stored, wire.OnMiss_FAIL), f.stored); err != nil {
+			if _, err := f.send(c, acquireOf(f.Stored, wire.OnMiss_FAIL), f.stored); err != nil {
 				return err
 			}
 		}
@@ -377,7 +377,7 @@ func descriptorAttack(ctx context.Context, f *flooding, c *hostile, random *rand
 // missAttack waits for compiles of models that are not stored.
 func missAttack(ctx context.Context, f *flooding, c *hostile, _ *rand.Rand) error {
 	return f.newModels(ctx, c, func(file *os.File) error {
-		_, err := f.ask(c, acquireOf(file.Name(), wire.OnMiss_WAIT), file)
+		_, err := f.send(c, acquireOf(file.Name(), wire.OnMiss_WAIT), file)
 		idleFor(ctx, 20*time.Millisecond)
 		return err
 	})
@@ -386,7 +386,7 @@ func missAttack(ctx context.Context, f *flooding, c *hostile, _ *rand.Rand) erro
 // cancelAttack gives up what it has just asked for.
 func cancelAttack(ctx context.Context, f *flooding, c *hostile, _ *rand.Rand) error {
 	return f.newModels(ctx, c, func(file *os.File) error {
-		number, err := f.ask(c, acquireOf(file.Name(), wire.OnMiss_WAIT), file)
+		number, err := f.send(c, acquireOf(file.Name(), wire.OnMiss_WAIT), file)
 		if err != nil {
 			return err
 		}
@@ -444,7 +444,7 @@ func largeAttack(ctx context.Context, f *flooding, c *hostile, random *rand.Rand
 		if _, err := file.WriteAt([]byte{byte(random.Uint32())}, at); err != nil {
 			return err
 		}
-		if _, err := f.ask(c, acquireOf("large.onnx", wire.OnMiss_FAIL), file); err != nil {
+		if _, err := f.send(c, acquireOf("large.onnx", wire.OnMiss_FAIL), file); err != nil {
 			return err
 		}
 		idleFor(ctx, time.Second)
@@ -462,7 +462,7 @@ func manyTensorsAttack(ctx context.Context, f *flooding, c *hostile, random *ran
 		if err != nil {
 			return err
 		}
-		_, err = f.ask(c, acquireOf("many.onnx", wire.OnMiss_FAIL), file)
+		_, err = f.send(c, acquireOf("many.onnx", wire.OnMiss_FAIL), file)
 		idleFor(ctx, 100*time.Millisecond)
 		if err := errors.Join(err, file.Close()); err != nil {
 			return err
@@ -482,7 +482,7 @@ func everyKindAttack(ctx context.Context, f *flooding, c *hostile, random *rand.
 			envelope.DeadlineMs = int64(random.IntN(1000))
 		}
 		if random.IntN(8) == 0 { // what is no request, and descriptors, end the connection
-			_, err := f.ask(c, envelope, f.stored)
+			_, err := f.send(c, envelope, f.stored)
 			if err != nil {
 				return err
 			}
@@ -492,7 +492,7 @@ func everyKindAttack(ctx context.Context, f *flooding, c *hostile, random *rand.
 		case strings.HasSuffix(name, "_reply"), name == "hello", name == "attach", name == "cancel":
 			continue
 		}
-		if _, err := f.ask(c, envelope); err != nil {
+		if _, err := f.send(c, envelope); err != nil {
 			return err
 		}
 	}

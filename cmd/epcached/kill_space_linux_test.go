@@ -93,7 +93,7 @@ func (k *roomKept) work(t *testing.T, d *epcached, entries []*entry, collecting 
 		return nil // callers that need it check
 	}
 	get := func(e *entry) error {
-		a, err := e.ask(t, c, onMissFail, func(a *wire.Acquire) { a.HoldsView = true })
+		a, err := e.acquire(t, c, onMissFail, func(a *wire.Acquire) { a.HoldsView = true })
 		if err == nil {
 			err = errors.Join(a.wrong(), a.view.Close())
 		}
@@ -128,7 +128,7 @@ func (k *roomKept) requireKept(t *testing.T, s *site, entries []*entry, collecti
 	d := s.start(t)
 	c := d.dial()
 	for _, e := range entries {
-		a, err := e.ask(t, c, onMissFail, func(a *wire.Acquire) { a.HoldsView = true })
+		a, err := e.acquire(t, c, onMissFail, func(a *wire.Acquire) { a.HoldsView = true })
 		if errors.Is(err, unixsock.ErrNotFound) {
 			require.True(t, collecting, "%s is gone, and nothing was collected",
 				filepath.Base(e.path))

@@ -43,7 +43,7 @@ func (e *entry) refresh(t testing.TB, c *unixsock.Client) error {
 func (e *entry) take(t testing.TB, c *unixsock.Client, open bool,
 	how ...func(*wire.Acquire)) error {
 	e.open = e.open || open
-	a, err := e.ask(t, c, how...)
+	a, err := e.acquire(t, c, how...)
 	if err != nil {
 		return err
 	}
@@ -56,8 +56,9 @@ func (e *entry) acknowledged(a lease) {
 	e.held = append(e.held, a)
 }
 
-// ask is tryGet with the descriptors left to the entry.
-func (e *entry) ask(t testing.TB, c *unixsock.Client, how ...func(*wire.Acquire)) (lease, error) {
+// acquire is tryGet with the descriptors left to the entry.
+func (e *entry) acquire(t testing.TB, c *unixsock.Client, how ...func(*wire.Acquire)) (lease,
+	error) {
 	f, err := os.Open(e.path)
 	if err != nil {
 		return lease{}, err
@@ -139,7 +140,7 @@ func (e *entry) requireKept(t testing.TB, c *unixsock.Client) {
 	for _, a := range e.held {
 		require.NoError(t, a.wrong(), "who holds a view goes on with it")
 	}
-	a, err := e.ask(t, c, onMissFail)
+	a, err := e.acquire(t, c, onMissFail)
 	if errors.Is(err, unixsock.ErrNotFound) && (e.open || !e.stored) {
 		e.open, e.stored = false, false
 		return

@@ -23,7 +23,7 @@ var programs string
 // testdata/fetch-runtimes leaves them.
 func TestMain(m *testing.M) {
 	if order := os.Getenv(askerEnvironment); order != "" {
-		os.Exit(ask(order)) // this process is one of the applications of a test
+		os.Exit(runAsker(order)) // this process is one of the applications of a test
 	}
 	if order := os.Getenv(fuseEnvironment); order != "" {
 		os.Exit(serveFUSE(order)) // this process is a file system of a test

@@ -85,7 +85,7 @@ func onMissFail(r *wire.Acquire) { r.OnMiss = wire.OnMiss_FAIL }
 
 func refresh(r *wire.Acquire) { r.OnMiss = wire.OnMiss_REFRESH }
 
-func with(eps ...*wire.ExecutionProvider) func(*wire.Acquire) {
+func withEPs(eps ...*wire.ExecutionProvider) func(*wire.Acquire) {
 	return func(r *wire.Acquire) { r.Eps = eps }
 }
 

@@ -145,8 +145,8 @@ func readInto(v *victim, number uint64, flags int) {
 	require.Equal(v, size, n)
 }
 
-// ask returns the answer for the model as it lies there, and whether the daemon had to read it.
-func (v *victim) ask(c *unixsock.Client) (answer lease, read bool) {
+// acquire returns the answer for the model as it lies there, and whether the daemon had to read it.
+func (v *victim) acquire(c *unixsock.Client) (answer lease, read bool) {
 	v.Helper()
 	return v.askFor(c, filepath.Join(v.dir, "model.onnx"), v.path)
 }
@@ -235,19 +235,19 @@ func TestModelChangedWithUnchangedTimes(t *testing.T) {
 // afterwards.
 func (v *victim) requireNoticed(c *unixsock.Client, number uint64) {
 	v.Helper()
-	old, _ := v.ask(c)
-	again, read := v.ask(c)
+	old, _ := v.acquire(c)
+	again, read := v.acquire(c)
 	require.Equal(v, old.ModelDigest, again.ModelDigest)
 	if believable(v, v.path) {
 		require.False(v, read, "the daemon believes to know the file, else this test shows nothing")
 	}
 	v.change(v, number)
-	got, read := v.ask(c)
+	got, read := v.acquire(c)
 	require.True(v, read)
 	require.NotEqual(v, old.ModelDigest, got.ModelDigest)
 	v.requireTrue(c, got)
 	v.change(v, number+1)
-	got, _ = v.ask(c)
+	got, _ = v.acquire(c)
 	v.requireTrue(c, got)
 }
 
@@ -289,13 +289,13 @@ func TestChangedInMemory(t *testing.T) {
 	for name, v := range victims {
 		t.Run(name, func(t *testing.T) {
 			v.TB = t
-			v.ask(c)
+			v.acquire(c)
 			for n := range uint64(3) {
 				before := stampOf(t, v.path)
 				v.store(n + 1)
 				require.Equal(t, before, stampOf(t, v.path),
 					"no time has moved, else this test shows nothing")
-				got, _ := v.ask(c)
+				got, _ := v.acquire(c)
 				v.requireTrue(c, got)
 			}
 		})

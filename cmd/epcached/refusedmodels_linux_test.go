@@ -226,7 +226,7 @@ func TestDescriptorsThatAreNoModel(t *testing.T) {
 			r.refused(t, request, []*os.File{weights, f}, nil, unixsock.ErrBadRequest, "w.bin",
 				c.says)
 			r.refused(t, forModel("model.onnx"), []*os.File{weights},
-				func(int, string) (*os.File, error) { return again(f) },
+				func(int, string) (*os.File, error) { return dupFile(f) },
 				unixsock.ErrBadRequest, "w.bin", c.says)
 			// And as an option's file, and as a library.
 			request = forModel("model.onnx")
@@ -250,7 +250,7 @@ func TestFilesLargerThanStatedAreNotCopied(t *testing.T) {
 	}
 }
 
-func again(f *os.File) (*os.File, error) {
+func dupFile(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	return os.NewFile(uintptr(fd), f.Name()), err
 }
@@ -260,7 +260,7 @@ func TestExternalDataThatIsNotThere(t *testing.T) {
 	r := newRefusals(t, newSite(t, runtimeDir(t, openVINO)))
 	weights := string(tinymodel.Floats(1, 16*16))
 	file := func(content string) unixsock.External {
-		return func(int, string) (*os.File, error) { return again(r.file(t, "w.bin", content)) }
+		return func(int, string) (*os.File, error) { return dupFile(r.file(t, "w.bin", content)) }
 	}
 	t.Run("whole", func(t *testing.T) {
 		f := r.file(t, "model.onnx", external("w.bin", "", ""))
@@ -312,9 +312,9 @@ func TestWrongRequests(t *testing.T) {
 		says   []string
 	}{
 		"unknown provider": {
-			with(&wire.ExecutionProvider{Name: "WarpDriveExecutionProvider"}),
+			withEPs(&wire.ExecutionProvider{Name: "WarpDriveExecutionProvider"}),
 			unixsock.ErrUnavailable, []string{"WarpDriveExecutionProvider"}},
-		"no provider": {with(), unixsock.ErrBadRequest,
+		"no provider": {withEPs(), unixsock.ErrBadRequest,
 			[]string{"execution provider"}},
 		"unknown option": {option("OpenVINOExecutionProvider", "no_such_option",
 			"1"), unixsock.ErrBadRequest, []string{"OpenVINOExecutionProvider", "no_such_option"}},
@@ -333,7 +333,7 @@ func TestWrongRequests(t *testing.T) {
 		"option that writes": {option("OpenVINOExecutionProvider", "cache_dir", "/tmp"),
 			unixsock.ErrBadRequest, []string{"cache_dir"}},
 		"no such device": {
-			with(&wire.ExecutionProvider{Name: "OpenVINOExecutionProvider",
+			withEPs(&wire.ExecutionProvider{Name: "OpenVINOExecutionProvider",
 				Devices: []*wire.Device{{Type: "NPU"}}}), unixsock.ErrUnavailable,
 			[]string{"NPU", "CPU"}},
 		"session option": {session("session.no_such_thing", "1"),
@@ -359,7 +359,7 @@ func TestWrongRequests(t *testing.T) {
 }
 
 func option(ep, name, value string) func(*wire.Acquire) {
-	return with(&wire.ExecutionProvider{Name: ep, Options: map[string]string{name: value}})
+	return withEPs(&wire.ExecutionProvider{Name: ep, Options: map[string]string{name: value}})
 }
 
 func session(name, value string) func(*wire.Acquire) {

@@ -169,12 +169,12 @@ func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	runtime := func(dir string) string { return "[[runtime]]\ndirectory = \"" + dir + "\"\n" }
 	d, path, rules := configuredWith(t, runtime(older))
 	model, c := writeModel(t, t.TempDir(), 1), d.dial()
-	first := get(t, c, model, with(qnnProvider()))
+	first := get(t, c, model, withEPs(qnnProvider()))
 	require.Equal(t, "compiled", first.Outcome)
 
 	replace(t, path, noticing+"rules = [\"rules.toml\"]\n"+runtime(newer))
 	d.requireEvent("in effect: runtime")
-	again := get(t, c, model, with(qnnProvider()), onMissFail)
+	again := get(t, c, model, withEPs(qnnProvider()), onMissFail)
 	require.Equal(t, first.Build, again.Build)
 	require.Equal(t, newer, again.Runtime)
 	require.Equal(t, "optimal", again.Compatibility)

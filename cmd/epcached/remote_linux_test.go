@@ -221,10 +221,10 @@ func TestTheDaemonHasNoNetworkAndSaysNothing(t *testing.T) {
 	a.config = fmt.Sprintf("signing_key = %q\n", private) + sharing("file://"+shared, public,
 		"publish = \"shared\"\n")
 	a.start(t)
-	ask := func(model string) []string {
+	getArgs := func(model string) []string {
 		return []string{modelOf(t, model), "--ep", "OpenVINOExecutionProvider:CPU"}
 	}
-	made := a.get(t, ask("tiny-convolution"))
+	made := a.get(t, getArgs("tiny-convolution"))
 	out, status := a.ctl(t, "push", made["build"].(string))
 	require.Zero(t, status, out)
 	require.NoError(t, exec.Command("chmod", "-R", "a+rX", shared).Run())
@@ -248,8 +248,8 @@ func TestTheDaemonHasNoNetworkAndSaysNothing(t *testing.T) {
 		"--clear-groups", "strace", "-D", "-f", "-b", "execve", "-o", trace,
 		"-e", "trace=socket,connect")
 	d := b.start(t)
-	require.Equal(t, "hit", b.get(t, ask("tiny-convolution"))["outcome"])
-	require.Equal(t, "compiled", b.get(t, ask("tiny-mlp"))["outcome"])
+	require.Equal(t, "hit", b.get(t, getArgs("tiny-convolution"))["outcome"])
+	require.Equal(t, "compiled", b.get(t, getArgs("tiny-mlp"))["outcome"])
 	require.EqualValues(t, 1, d.status().Remotes[0].Fetched)
 	text, err := os.ReadFile(trace)
 	require.NoError(t, err)

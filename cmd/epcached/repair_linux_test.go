@@ -31,7 +31,7 @@ func (d *epcached) epcachectl(args ...string) (string, int) {
 func TestRepairQuarantinesAndRecompiles(t *testing.T) {
 	t.Parallel()
 	p := newPatient(t, openVINO, openVINOProvider())
-	sound := p.ask(t)
+	sound := p.acquire(t)
 	path := sound.object(t, p.site.state, false)
 	damages["one bit of the binary"].do(t, path)
 	damaged := contentOf(t, path)
@@ -50,7 +50,7 @@ func TestRepairQuarantinesAndRecompiles(t *testing.T) {
 	require.Equal(t, damaged, contentOf(t, aside[0]), "it is kept")
 	c := p.dial()
 	require.Eventually(t, func() bool {
-		a, err := tryGet(t, c, p.model, with(p.ep), onMissFail)
+		a, err := tryGet(t, c, p.model, withEPs(p.ep), onMissFail)
 		return err == nil && a.Outcome == "hit"
 	}, patience, pollEvery, "it is compiled again though no request waits for it")
 	out, code = p.epcachectl("repair")

@@ -18,9 +18,9 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-// likeness makes a runtime directory in which each file is a link to the one of a real runtime. So
-// directories can be renamed and files replaced, and nothing of a few hundred megabytes is copied.
-func likeness(t *testing.T, dir, of string) {
+// linkRuntime makes a runtime directory in which each file is a link to the one of a real runtime,
+// so that directories can be renamed and files replaced without copying hundreds of megabytes.
+func linkRuntime(t *testing.T, dir, of string) {
 	t.Helper()
 	err := filepath.WalkDir(of, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -73,7 +73,7 @@ var waysToSwap = map[string]struct {
 		func(s *swap, real [2]string) {
 			for i := range real {
 				s.trees[i] = filepath.Join(filepath.Dir(s.place), []string{"a", "b"}[i])
-				likeness(s.T, s.trees[i], real[i])
+				linkRuntime(s.T, s.trees[i], real[i])
 			}
 			require.NoError(s, os.Rename(s.trees[0], s.place))
 		},
@@ -86,18 +86,18 @@ var waysToSwap = map[string]struct {
 	"files replaced one by one": {
 		func(s *swap, real [2]string) {
 			s.trees = real
-			likeness(s.T, s.place, real[0])
+			linkRuntime(s.T, s.place, real[0])
 		},
-		func(s *swap, _, to int) { likeness(s.T, s.place, s.trees[to]) },
+		func(s *swap, _, to int) { linkRuntime(s.T, s.place, s.trees[to]) },
 	},
 	"uninstalled and installed": {
 		func(s *swap, real [2]string) {
 			s.trees = real
-			likeness(s.T, s.place, real[0])
+			linkRuntime(s.T, s.place, real[0])
 		},
 		func(s *swap, _, to int) {
 			require.NoError(s, os.RemoveAll(s.place))
-			likeness(s.T, s.place, s.trees[to])
+			linkRuntime(s.T, s.place, s.trees[to])
 		},
 	},
 }
@@ -115,15 +115,15 @@ func TestRuntimeIsReplaced(t *testing.T) {
 			d := newSite(t, s.place).start(t)
 			model := writeModel(t, t.TempDir(), 1)
 			c := d.dial()
-			first := get(t, c, model, with(qnnProvider()))
+			first := get(t, c, model, withEPs(qnnProvider()))
 			require.Equal(t, "compiled", first.Outcome)
-			require.Equal(t, "hit", get(t, c, model, with(qnnProvider())).Outcome)
+			require.Equal(t, "hit", get(t, c, model, withEPs(qnnProvider())).Outcome)
 
 			watch := d.watch(t, model)
 			from := time.Now()
 			way.change(s, 0, 1)
 			until := time.Now()
-			second := get(t, c, model, with(qnnProvider()))
+			second := get(t, c, model, withEPs(qnnProvider()))
 			require.NotEqual(t, first.SdkVersion, second.SdkVersion)
 			require.NotEqual(t, first.Build, second.Build)
 			require.Equal(t, first.RequestKey, second.RequestKey)
@@ -134,7 +134,7 @@ func TestRuntimeIsReplaced(t *testing.T) {
 			from = time.Now()
 			way.change(s, 1, 0)
 			until = time.Now()
-			back := get(t, c, model, with(qnnProvider()), onMissFail)
+			back := get(t, c, model, withEPs(qnnProvider()), onMissFail)
 			require.Equal(t, "hit", back.Outcome)
 			require.Equal(t, first.Build, back.Build)
 			require.Equal(t, first.names(), back.names())
@@ -171,7 +171,7 @@ func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 		"named by the application": nil} {
 		t.Run(name, func(t *testing.T) {
 			c := newSite(t, registered...).start(t).dial()
-			ask := func(model *os.File) (lease, error) {
+			acquire := func(model *os.File) (lease, error) {
 				reply, view, err := c.Acquire(limited(t), request, []*os.File{model, loaded}, nil,
 					nil)
 				if view != nil {
@@ -179,19 +179,19 @@ func TestApplicationOfTheReplacedRuntime(t *testing.T) {
 				}
 				return lease{reply, view}, err
 			}
-			first, err := ask(model)
+			first, err := acquire(model)
 			require.NoError(t, err)
 			way.change(s, 0, 1)
 			defer likeBefore(s, way.change)
-			_, err = ask(other)
+			_, err = acquire(other)
 			require.ErrorIs(t, err, unixsock.ErrUnavailable,
 				"nothing can be compiled with what is not there")
 			require.ErrorContains(t, err, library.Path)
-			_, err = ask(model)
+			_, err = acquire(model)
 			require.ErrorIs(t, err, unixsock.ErrUnavailable)
 			require.ErrorContains(t, err, library.Path)
 			likeBefore(s, way.change)
-			back, err := ask(model)
+			back, err := acquire(model)
 			require.NoError(t, err)
 			require.Equal(t, "hit", back.Outcome)
 			require.Equal(t, first.Build, back.Build)

@@ -330,7 +330,7 @@ func TestUsersOfASharedMachine(t *testing.T) {
 		"those that applications compiled")
 
 	m.install(olderOpenVINO)
-	require.NotNil(t, hear(events, "rebuilt", "models/shared.onnx", patience),
+	require.NotNil(t, waitForEvent(events, "rebuilt", "models/shared.onnx", patience),
 		"the shared build is compiled again without a request")
 	shared := starts("older", "hit") // its libraries are the registered ones by now
 	require.NotContains(t, []string{first.Build, put.Build}, shared.Build)

@@ -18,7 +18,7 @@ const (
 	qnnInfo      = "ep_compatibility_info.QNNExecutionProvider"
 )
 
-func under(dir string) func(*wire.Acquire) {
+func withRuntime(dir string) func(*wire.Acquire) {
 	return func(r *wire.Acquire) { r.Runtime = &wire.Runtime{Directory: dir} }
 }
 
@@ -35,8 +35,8 @@ func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
 	now, old := runtimeDir(t, openVINO), runtimeDir(t, olderOpenVINO)
 	c := newSite(t, now, old).start(t).dial()
 	source := writeModel(t, t.TempDir(), 1)
-	current := get(t, c, source, embedded, under(now)).graphOf(t)
-	outdated := get(t, c, source, embedded, under(old)).graphOf(t)
+	current := get(t, c, source, embedded, withRuntime(now)).graphOf(t)
+	outdated := get(t, c, source, embedded, withRuntime(old)).graphOf(t)
 	said := metadataOf(t, current, openVINOInfo)
 	require.Contains(t, said, "ov=")
 	require.Empty(t, metadataOf(t, outdated, openVINOInfo), "else this test shows less")
@@ -68,7 +68,7 @@ func TestStatedCompatibilityOfCompiledModels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "compiled_ctx.onnx")
 			require.NoError(t, os.WriteFile(path, test.model, 0o644))
-			answer := get(t, c, path, under(now))
+			answer := get(t, c, path, withRuntime(now))
 			require.Equal(t, "passthrough", answer.Outcome)
 			require.Equal(t, test.compatibility, answer.Compatibility, answer.CompatibilityReason)
 			require.Equal(t, "load check", answer.CompatibilitySource)
@@ -84,7 +84,7 @@ func TestStringsOfSourceModels(t *testing.T) {
 	now, old := runtimeDir(t, openVINO), runtimeDir(t, olderOpenVINO)
 	d := newSite(t, now, old).start(t)
 	c := d.dial()
-	said := metadataOf(t, get(t, c, writeModel(t, t.TempDir(), 1), under(now)).graphOf(t),
+	said := metadataOf(t, get(t, c, writeModel(t, t.TempDir(), 1), withRuntime(now)).graphOf(t),
 		openVINOInfo)
 	require.NotEmpty(t, said)
 	for seed, key := range []string{openVINOInfo, qnnInfo} {
@@ -94,7 +94,7 @@ func TestStringsOfSourceModels(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "labelled.onnx")
 			require.NoError(t, os.WriteFile(path, m.Encode(), 0o644))
 
-			outdated := get(t, c, path, under(old))
+			outdated := get(t, c, path, withRuntime(old))
 			require.Equal(t, "compiled", outdated.Outcome)
 			require.Equal(t, said, metadataOf(t, outdated.graphOf(t), key),
 				"it survives, else this test shows nothing")
@@ -103,11 +103,11 @@ func TestStringsOfSourceModels(t *testing.T) {
 					require.Empty(t, b.CompatibilityString)
 				}
 			}
-			answer := get(t, c, path, under(now))
+			answer := get(t, c, path, withRuntime(now))
 			require.Equal(t, "compiled", answer.Outcome,
 				"the other library reads nothing of it: %s", answer.Why)
 			require.NotEqual(t, outdated.Build, answer.Build)
-			require.Equal(t, outdated.Build, get(t, c, path, under(old), onMissFail).Build)
+			require.Equal(t, outdated.Build, get(t, c, path, withRuntime(old), onMissFail).Build)
 		})
 	}
 }

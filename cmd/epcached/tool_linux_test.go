@@ -46,16 +46,16 @@ func TestVendorsOwnCompiler(t *testing.T) {
 	d := s.start(t)
 	c := d.dial()
 	model := writeModel(t, t.TempDir(), 1)
-	made := get(t, c, model, with(qnnProvider()))
+	made := get(t, c, model, withEPs(qnnProvider()))
 	require.Equal(t, "compiled", made.Outcome)
 	made.requireRight(t)
 	builds := d.list()
 	require.Len(t, builds, 1)
 	require.Equal(t, "passed", builds[0].LoadCheck)
 	require.Contains(t, builds[0].EpVersion, "qnn-compile 1.0")
-	require.Equal(t, "hit", get(t, c, model, with(qnnProvider())).Outcome)
+	require.Equal(t, "hit", get(t, c, model, withEPs(qnnProvider())).Outcome)
 
-	_, err = tryGet(t, c, writeModel(t, t.TempDir(), 2), with(qnnProvider()),
+	_, err = tryGet(t, c, writeModel(t, t.TempDir(), 2), withEPs(qnnProvider()),
 		func(
 			r *wire.Acquire) {
 			r.SessionOptions = map[string]string{"session.disable_quant_qdq": "1"}
@@ -64,11 +64,11 @@ func TestVendorsOwnCompiler(t *testing.T) {
 	require.ErrorContains(t, err, "disable_quant_qdq")
 
 	require.NoError(t, os.WriteFile(tool, append(script, "# another version\n"...), 0o755))
-	judged := get(t, c, model, with(qnnProvider()))
+	judged := get(t, c, model, withEPs(qnnProvider()))
 	require.Equal(t, made.Build, judged.Build)
 	require.Equal(t, "fingerprint", judged.CompatibilitySource,
 		"judged, as what another library made")
-	require.NotEqual(t, made.Build, get(t, c, model, with(qnnProvider()), refresh).Build,
+	require.NotEqual(t, made.Build, get(t, c, model, withEPs(qnnProvider()), refresh).Build,
 		"another tool makes other builds")
 }
 
@@ -84,15 +84,15 @@ func TestVendorsOwnCompilerWithoutTheLibrary(t *testing.T) {
 	d := s.start(t)
 	c := d.dial()
 	model := writeModel(t, t.TempDir(), 1)
-	ask := func(options map[string]string) func(*wire.Acquire) {
-		return with(&wire.ExecutionProvider{Name: "QNNExecutionProvider", Options: options})
+	withOptions := func(options map[string]string) func(*wire.Acquire) {
+		return withEPs(&wire.ExecutionProvider{Name: "QNNExecutionProvider", Options: options})
 	}
-	made := get(t, c, model, ask(map[string]string{"soc_model": "60"}))
+	made := get(t, c, model, withOptions(map[string]string{"soc_model": "60"}))
 	require.Equal(t, "compiled", made.Outcome)
 	builds := d.list()
 	require.Len(t, builds, 1)
 	require.Equal(t, "cannot be tested here", builds[0].LoadCheck)
-	_, err = tryGet(t, c, model, ask(map[string]string{"backend_path": "libQnnCpu.so"}))
+	_, err = tryGet(t, c, model, withOptions(map[string]string{"backend_path": "libQnnCpu.so"}))
 	require.ErrorIs(t, err, unixsock.ErrBadRequest)
 	require.ErrorContains(t, err,
 		`option "backend_path" of QNNExecutionProvider: there is no library "libQnnCpu.so"`)

@@ -23,7 +23,7 @@ func TestRealOutputIsVerified(t *testing.T) {
 			c := d.dial()
 			verify := func(r *wire.Acquire) { r.VerifyOutput = 0.01 }
 			first := writeModel(t, t.TempDir(), 1)
-			a := get(t, c, first, with(real.provider), verify)
+			a := get(t, c, first, withEPs(real.provider), verify)
 			require.Equal(t, "compiled", a.Outcome)
 			require.Empty(t, a.Warnings)
 			builds := d.list()
@@ -31,8 +31,8 @@ func TestRealOutputIsVerified(t *testing.T) {
 			require.Equal(t, 0.01, builds[0].VerifiedOutput)
 
 			second := writeModel(t, t.TempDir(), 2)
-			get(t, c, second, with(real.provider))
-			again := get(t, c, second, with(real.provider), verify)
+			get(t, c, second, withEPs(real.provider))
+			again := get(t, c, second, withEPs(real.provider), verify)
 			require.Equal(t, "hit", again.Outcome)
 			require.Empty(t, again.Warnings, "it was compared")
 		})

@@ -190,7 +190,7 @@ without_library = true
 		t.Log(m)
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(s.home, "end"), nil, 0o644))
-	_, err = tryGet(t, c, path, with(&wire.ExecutionProvider{Name: "QNNExecutionProvider"}))
+	_, err = tryGet(t, c, path, withEPs(&wire.ExecutionProvider{Name: "QNNExecutionProvider"}))
 	require.ErrorContains(t, err, "SIGKILL", "the instance is killed in the midst of a job")
 	require.NoError(t, os.WriteFile(filepath.Join(s.home, "failed"), nil, 0o644))
 	require.Eventually(t, func() bool {

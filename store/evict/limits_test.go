@@ -19,7 +19,7 @@ func TestAgeIsMeasuredFromTheLastUse(t *testing.T) {
 	m.builds[1].Use.Last = present.Add(-30 * day)
 	m.builds[2].Use.Last = present.Add(-30*day - time.Nanosecond)
 	require.Equal(t, []string{"remove 3: 100"},
-		said(m.plan(t, true, Limits{Bytes: -1, Unused: 30 * day})))
+		stepTexts(m.plan(t, true, Limits{Bytes: -1, Unused: 30 * day})))
 }
 
 // A user may have all of the quota, of which what goes for another reason, and what others have,
@@ -30,14 +30,15 @@ func TestQuotaCountsRemainingAndNewBuilds(t *testing.T) {
 		index.Brief{Created: present, UID: 8, LogicalBytes: 120})
 	require.Empty(t, m.plan(t, true, Limits{Bytes: -1, User: 120}).Steps, "to the byte")
 	m.byUser = map[uint32]int64{7: 1}
-	require.Equal(t, []string{"remove 1: 100"}, said(m.plan(t, true, Limits{Bytes: -1, User: 120})),
+	require.Equal(t, []string{"remove 1: 100"},
+		stepTexts(m.plan(t, true, Limits{Bytes: -1, User: 120})),
 		"what is being stored counts")
 	m.byUser = map[uint32]int64{9: 100}
 	require.Empty(t, m.plan(t, true, Limits{Bytes: -1, User: 120}).Steps, "and not that of others")
 	m.byUser = nil
 	m.builds[2].LogicalBytes = 60
 	require.Equal(t, []string{"remove 1: 100"},
-		said(m.plan(t, true, Limits{Bytes: -1, User: 60, Unused: day})),
+		stepTexts(m.plan(t, true, Limits{Bytes: -1, User: 60, Unused: day})),
 		"the first goes for its age, and then the second fits")
 }
 
@@ -50,7 +51,7 @@ func TestSupersededBuildIsEvictedEvenIfItFreesNothing(t *testing.T) {
 	m.builds[0].Blobs = m.builds[1].Blobs
 	m.blobs[0].whole = 0
 	m.spared[index.BuildID{2}], m.spared[index.BuildID{3}] = "in use", "in use"
-	require.Equal(t, []string{"remove 1: 0"}, said(m.plan(t, true, Limits{})))
+	require.Equal(t, []string{"remove 1: 0"}, stepTexts(m.plan(t, true, Limits{})))
 }
 
 // Copies are dropped before builds that are not served are evicted.
@@ -59,9 +60,9 @@ func TestCopiesGoBeforeBuilds(t *testing.T) {
 		index.Brief{Created: present})
 	m.not[index.BuildID{1}] = "stale"
 	m.blobs[1] = modelBlob{recipe: 10, unpacked: 50, takes: []int{2}}
-	require.Equal(t, []string{"drop copy 2: 50"}, said(m.plan(t, true, Limits{Bytes: 210})))
+	require.Equal(t, []string{"drop copy 2: 50"}, stepTexts(m.plan(t, true, Limits{Bytes: 210})))
 	require.Equal(t, []string{"drop copy 2: 50", "remove 1: 100"},
-		said(m.plan(t, true, Limits{Bytes: 200})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 200})))
 }
 
 // Of two builds that have a blob, one of which goes, it is the other that is packed.
@@ -73,7 +74,7 @@ func TestEvictedBuildIsNoBaseForPacking(t *testing.T) {
 	m.blobs[0].whole = 0
 	m.blobs[1].saving, m.blobs[1].from = 60, []int{2}
 	require.Equal(t, []string{"remove 1: 0", "pack 2: 60"},
-		said(m.plan(t, true, Limits{Bytes: 140, Packs: true})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 140, Packs: true})))
 }
 
 // Packing never frees more than there is.
@@ -81,10 +82,10 @@ func TestPackingNeverCostsMoreThanItSaves(t *testing.T) {
 	m := few(index.Brief{Created: present, CompileSeconds: 9}, index.Brief{Created: present})
 	m.blobs[1].saving, m.blobs[1].from = 100, []int{0}
 	require.Equal(t, []string{"pack 2: 100"},
-		said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
 	m.blobs[1].saving = 101
 	require.Equal(t, []string{"remove 2: 100"},
-		said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
 }
 
 // A base that other builds need does not count as used by those that may be collected; one
@@ -103,7 +104,7 @@ func TestEqualValueIsEvictedByLastUse(t *testing.T) {
 	m := few(index.Brief{Created: present}, index.Brief{Created: present.Add(-2 * day)},
 		index.Brief{Created: present.Add(-day)})
 	require.Equal(t, []string{"remove 2: 100", "remove 3: 100", "remove 1: 100"},
-		said(m.plan(t, true, Limits{})))
+		stepTexts(m.plan(t, true, Limits{})))
 }
 
 // A build that stayed because others have its bytes is chosen after all when these are evicted, and
@@ -115,12 +116,12 @@ func TestBuildsThatFreeLittleAreEvictedLast(t *testing.T) {
 	m.builds[0].Blobs = append(m.builds[0].Blobs, 3)
 	m.blobs[1] = modelBlob{recipe: 1, takes: []int{0}}
 	require.Equal(t, []string{"remove 3: 100", "remove 1: 6"},
-		said(m.plan(t, true, Limits{Bytes: 103})),
+		stepTexts(m.plan(t, true, Limits{Bytes: 103})),
 		"nothing else is left, and the goal is reached with it")
 	require.Equal(t, []string{"remove 1: 6", "remove 3: 100", "remove 2: 101"},
-		said(m.plan(t, true, Limits{Bytes: 50})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 50})))
 	m.blobs[0].whole = 6 * minFreedPart
-	require.Equal(t, []string{"remove 3: 100"}, said(m.plan(t, true, Limits{Bytes: 103})))
+	require.Equal(t, []string{"remove 3: 100"}, stepTexts(m.plan(t, true, Limits{Bytes: 103})))
 }
 
 // Of a user above the quota more is evicted, as whole builds fit into the slack, and of the number
@@ -135,7 +136,7 @@ func TestSlackOfQuotaAndEntries(t *testing.T) {
 	gone := func(to Limits) []string {
 		m := few(slices.Clone(builds)...)
 		plan := m.plan(t, true, to)
-		return said(plan)
+		return stepTexts(plan)
 	}
 	to := Limits{Bytes: -1, User: 290, UserSlack: 29}
 	require.Equal(t, []string{"remove 1: 100", "remove 2: 100", "remove 3: 100"}, gone(to),

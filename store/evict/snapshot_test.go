@@ -342,8 +342,8 @@ func few(builds ...index.Brief) *model {
 	return m
 }
 
-// said lists the steps of a plan: what is done to which build.
-func said(plan *Plan) (out []string) {
+// stepTexts lists the steps of a plan: the action, the build and its bytes.
+func stepTexts(plan *Plan) (out []string) {
 	for _, s := range plan.Steps {
 		out = append(out, fmt.Sprintf("%v %d: %d", s.Action, s.ID[0], s.Frees))
 	}
@@ -358,7 +358,7 @@ func TestEvictionStopsAtMaxEntries(t *testing.T) {
 		m.builds[i].Created = present
 	}
 	plan := m.plan(t, true, Limits{Bytes: -1, Entries: 2})
-	require.Equal(t, []string{"remove 1: 100"}, said(plan),
+	require.Equal(t, []string{"remove 1: 100"}, stepTexts(plan),
 		"the third and the fourth are of one key")
 	require.True(t, plan.Steps[0].Must)
 	require.Contains(t, plan.Steps[0].Reason(), "more entries than max_entries (2): least valuable")
@@ -377,12 +377,12 @@ func TestClasses(t *testing.T) {
 	m.not[index.BuildID{4}] = "invalid"
 	plan := m.plan(t, true, Limits{})
 	require.Equal(t, []string{"remove 4: 100", "remove 2: 100", "remove 1: 100", "remove 3: 100"},
-		said(plan))
+		stepTexts(plan))
 	require.Equal(t, "replaced by the build of 2026-03-01T00:00:00Z", plan.Steps[1].Reason())
 
 	m.builds[1].Use = index.Usage{Last: present.Add(time.Hour), Hits: 1}
 	plan = m.plan(t, true, Limits{})
-	require.Equal(t, "remove 1: 100", said(plan)[1],
+	require.Equal(t, "remove 1: 100", stepTexts(plan)[1],
 		"who is used after a newer one was made is not superseded by it")
 
 	m = few(index.Brief{Created: present, CompileSeconds: 9},
@@ -416,18 +416,18 @@ func TestBuildsThatFreeHardlyAnythingStay(t *testing.T) {
 		return m
 	}
 	m := store()
-	require.Equal(t, []string{"remove 2: 10"}, said(m.plan(t, true, Limits{Bytes: 210})),
+	require.Equal(t, []string{"remove 2: 10"}, stepTexts(m.plan(t, true, Limits{Bytes: 210})),
 		"not the first, with which the goal is not reached")
 	require.Equal(t, []string{"remove 1: 4", "remove 2: 110"},
-		said(m.plan(t, true, Limits{Bytes: 150})), "both")
+		stepTexts(m.plan(t, true, Limits{Bytes: 150})), "both")
 	m.spared[index.BuildID{2}] = "in use"
 	plan := m.plan(t, true, Limits{Bytes: 100})
-	require.Equal(t, []string{"remove 3: 100"}, said(plan))
+	require.Equal(t, []string{"remove 3: 100"}, stepTexts(plan))
 	require.EqualValues(t, 14, plan.Short)
 	require.Equal(t, "remaining: 1 build of 110 B: in use; 1 build of 4 B: other builds need its "+
 		"bytes", plan.KeptText())
 	m.blobs[3].whole = 40
-	require.Equal(t, []string{"remove 1: 40"}, said(m.plan(t, true, Limits{Bytes: 210})),
+	require.Equal(t, []string{"remove 1: 40"}, stepTexts(m.plan(t, true, Limits{Bytes: 210})),
 		"that is something")
 }
 
@@ -445,7 +445,7 @@ func TestUnreachableQuotasAreReported(t *testing.T) {
 		"1 build of 100 B: pinned, though uid 7 has more than its quota of 50 B", plan.KeptText())
 	delete(m.spared, index.BuildID{1})
 	plan = m.plan(t, true, Limits{Bytes: -1, User: 60})
-	require.Equal(t, []string{"remove 1: 100"}, said(plan))
+	require.Equal(t, []string{"remove 1: 100"}, stepTexts(plan))
 	require.NotContains(t, plan.KeptText(), "quota", "it is kept to")
 }
 
@@ -458,18 +458,18 @@ func TestNoDetours(t *testing.T) {
 	m.blobs[1].saving, m.blobs[1].from = 60, []int{0}
 	m.blobs[2] = modelBlob{recipe: 10, unpacked: 50, takes: []int{0}}
 	require.Equal(t, []string{"drop copy 3: 50", "pack 2: 60"},
-		said(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 150, Packs: true})))
 	require.Equal(t, []string{"drop copy 3: 50", "remove 2: 100"},
-		said(m.plan(t, true, Limits{Bytes: 160})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 160})))
 	require.ElementsMatch(t, []string{"remove 2: 100", "remove 3: 60"},
-		said(m.plan(t, true, Limits{Packs: true})))
+		stepTexts(m.plan(t, true, Limits{Packs: true})))
 }
 
 func TestStepOutcomes(t *testing.T) {
 	m := few(index.Brief{Created: present, CompileSeconds: 1},
 		index.Brief{Created: present, CompileSeconds: 2})
 	plan := m.plan(t, true, Limits{Bytes: 50})
-	require.Equal(t, []string{"remove 1: 100", "remove 2: 100"}, said(plan))
+	require.Equal(t, []string{"remove 1: 100", "remove 2: 100"}, stepTexts(plan))
 	require.EqualValues(t, 2, plan.Count(Evict))
 	plan.Freed = 0
 	require.False(t, plan.GoalReached(100))
@@ -495,9 +495,9 @@ func TestRecipesDoNotTakeFromPackedBlobs(t *testing.T) {
 	m.blobs[0].saving, m.blobs[0].from = 60, []int{1}
 	m.blobs[1].saving, m.blobs[1].from = 60, []int{2}
 	require.Equal(t, []string{"pack 2: 60", "remove 1: 100"},
-		said(m.plan(t, true, Limits{Bytes: 200, Packs: true})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 200, Packs: true})))
 	m.builds[0].Created, m.builds[0].CompileSeconds,
 		m.builds[2].CompileSeconds = present.Add(-2*day), 9, 0
 	require.Equal(t, []string{"pack 1: 60", "remove 3: 100"},
-		said(m.plan(t, true, Limits{Bytes: 200, Packs: true})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 200, Packs: true})))
 }

@@ -18,18 +18,20 @@ func TestBuildPackedAgainstAKeptOneStays(t *testing.T) {
 		m.blobs[1] = modelBlob{recipe: 6, takes: []int{0}}
 		return m
 	}
-	require.Equal(t, []string{"remove 3: 100"}, said(store().plan(t, true, Limits{Bytes: 150})))
+	require.Equal(t, []string{"remove 3: 100"},
+		stepTexts(store().plan(t, true, Limits{Bytes: 150})))
 	require.Equal(t, []string{"remove 2: 6", "remove 3: 100", "remove 1: 100"},
-		said(store().plan(t, true, Limits{Bytes: 50})), "all three")
+		stepTexts(store().plan(t, true, Limits{Bytes: 50})), "all three")
 	m := store()
 	m.spared[index.BuildID{1}] = "in use"
 	plan := m.plan(t, true, Limits{Bytes: 50})
-	require.Equal(t, []string{"remove 3: 100"}, said(plan), "the goal is missed with it as well")
+	require.Equal(t, []string{"remove 3: 100"}, stepTexts(plan),
+		"the goal is missed with it as well")
 	require.Equal(t, "remaining: 1 build of 100 B: in use; 1 build of 6 B: other builds need its "+
 		"bytes", plan.KeptText())
 	m.spared = nil
 	m.blobs[1].recipe = 7
-	require.Equal(t, []string{"remove 2: 7"}, said(m.plan(t, true, Limits{Bytes: 200})),
+	require.Equal(t, []string{"remove 2: 7"}, stepTexts(m.plan(t, true, Limits{Bytes: 200})),
 		"that is something")
 }
 
@@ -42,8 +44,8 @@ func TestBuildsPackedAgainstKeptOnesAreEvictedTogether(t *testing.T) {
 	m.blobs[1], m.blobs[2] = modelBlob{recipe: 6, takes: []int{0}},
 		modelBlob{recipe: 6, takes: []int{0}}
 	require.Equal(t, []string{"remove 2: 6", "remove 3: 6"},
-		said(m.plan(t, true, Limits{Bytes: 50})))
-	require.Equal(t, []string{"remove 2: 6"}, said(m.plan(t, true, Limits{Bytes: 106})),
+		stepTexts(m.plan(t, true, Limits{Bytes: 50})))
+	require.Equal(t, []string{"remove 2: 6"}, stepTexts(m.plan(t, true, Limits{Bytes: 106})),
 		"nothing else is left, and the goal is reached with it")
 }
 
@@ -53,10 +55,10 @@ func TestUnneededStepsAreDropped(t *testing.T) {
 		index.Brief{Created: present, CompileSeconds: 9})
 	m.blobs[0].whole, m.blobs[1].whole, m.blobs[2].whole = 60, 1, 65
 	require.Equal(t, []string{"remove 1: 60", "remove 3: 65"},
-		said(m.plan(t, true, Limits{Bytes: 56})), "not the second")
-	require.Equal(t, []string{"remove 3: 65"}, said(m.plan(t, true, Limits{Bytes: 62})))
+		stepTexts(m.plan(t, true, Limits{Bytes: 56})), "not the second")
+	require.Equal(t, []string{"remove 3: 65"}, stepTexts(m.plan(t, true, Limits{Bytes: 62})))
 	require.Equal(t, []string{"remove 1: 60", "remove 2: 1"},
-		said(m.plan(t, true, Limits{Bytes: 65})), "as long as it is enough, what pays least")
+		stepTexts(m.plan(t, true, Limits{Bytes: 65})), "as long as it is enough, what pays least")
 }
 
 // A build that was just stored is not the first that is evicted for its user's quota, whatever it
@@ -69,8 +71,8 @@ func TestTheNewestBuildIsKeptForAMinute(t *testing.T) {
 			index.Brief{Created: present.Add(-age), UID: 7, LogicalBytes: 60})
 	}
 	to := Limits{Bytes: -1, User: 70}
-	require.Equal(t, []string{"remove 1: 100"}, said(store(time.Second).plan(t, true, to)))
-	require.Equal(t, []string{"remove 2: 100"}, said(store(newestGrace).plan(t, true, to)))
+	require.Equal(t, []string{"remove 1: 100"}, stepTexts(store(time.Second).plan(t, true, to)))
+	require.Equal(t, []string{"remove 2: 100"}, stepTexts(store(newestGrace).plan(t, true, to)))
 	m := store(time.Second)
 	m.spared[index.BuildID{1}] = "in use"
 	plan := m.plan(t, true, to)
@@ -80,7 +82,7 @@ func TestTheNewestBuildIsKeptForAMinute(t *testing.T) {
 	m = store(time.Second)
 	m.byUser = map[uint32]int64{7: 10}
 	plan = m.plan(t, true, to)
-	require.Equal(t, []string{"remove 2: 100"}, said(plan))
+	require.Equal(t, []string{"remove 2: 100"}, stepTexts(plan))
 	require.Contains(t, plan.Steps[0].Reason(),
 		"uid 7 has more than its quota of 70 B: least valuable")
 	m.builds = m.builds[:1]

@@ -78,7 +78,7 @@ func newCrowd(t *testing.T) *crowd {
 	c := &crowd{trail: &trail{}, content: make(map[cas.Digest][]byte),
 		evicted: make(map[cas.Digest]int)}
 	var names []string
-	for i, content := range alike() {
+	for i, content := range similarContents() {
 		d, err := cas.Sum(context.Background(), bytes.NewReader(content), 0, int64(len(content)))
 		require.NoError(t, err)
 		c.digests, c.content[d] = append(c.digests, d), content
@@ -90,9 +90,9 @@ func newCrowd(t *testing.T) *crowd {
 	return c
 }
 
-// alike are contents that share most of their bytes, with each other or with themselves; some of
-// what they do not share can be compressed.
-func alike() [][]byte {
+// similarContents returns contents that share most of their bytes, with each other or with
+// themselves. Some of the bytes that they do not share can be compressed.
+func similarContents() [][]byte {
 	one, other, again, own := noise(1, 256<<10), noise(2, 256<<10), noise(3, 112<<10),
 		noise(4, 96<<10)
 	text, short := []byte(hex.EncodeToString(noise(5, 96<<10))), func(seed uint64) []byte {
