@@ -199,6 +199,11 @@ func (b *bucket) PutBlobs(_ context.Context, _ string, blobs []remote.Blob,
 		}
 		b.puts.Add(1)
 		b.mu.Lock()
+		if int64(len(b.blobs[one.Digest])) == one.Size && !one.Again {
+			s.Existed++
+			b.mu.Unlock()
+			continue
+		}
 		b.blobs[one.Digest], b.young[one.Digest] = raw, b.now()
 		b.mu.Unlock()
 		s.Sent++
@@ -601,6 +606,58 @@ func TestBuildsInUseNeverLeaveARemote(t *testing.T) {
 	require.Len(t, store.cards, 2)
 	require.Less(t, len(store.blobs), blobs/5)
 	require.LessOrEqual(t, store.renews.Load(), int64(2*8), "once in an epoch")
+}
+
+// A push finds a blob that the remote has lost, and the compile after a fetch of wrong bytes
+// replaces these.
+func TestLostAndDamagedBlobsAreReplaced(t *testing.T) {
+	private, public := fleetKeys(t)
+	for _, damage := range []string{"removed", "flipped"} {
+		t.Run(damage, func(t *testing.T) {
+			store := newBucket()
+			r := remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}}
+			a := machine(t, store, r)
+			made := a.acquire(a.request(a.model(1)))
+			store.waitForCards(t, 1)
+			a.waitPublished()
+			store.mu.Lock()
+			for d, raw := range store.blobs {
+				if len(raw) < 100 {
+					continue
+				}
+				if damage == "removed" {
+					delete(store.blobs, d)
+					continue
+				}
+				store.blobs[d] = slices.Clone(raw)
+				store.blobs[d][len(raw)/2] ^= 1
+			}
+			store.mu.Unlock()
+			if damage == "removed" {
+				push := func() string {
+					reply, err := a.cache.Push(t.Context(), a.self(),
+						&wire.Push{Entries: []string{made.Build.BuildKey.String()}}, nil)
+					require.NoError(t, err)
+					require.True(t, reply.Builds[0].Done, reply.Builds[0].Text)
+					return reply.Builds[0].Text
+				}
+				require.Equal(t, string(remotes.Created), push())
+				require.Equal(t, string(remotes.Exists), push())
+			} else {
+				b := machine(t, store, r)
+				require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
+				b.waitPublished()
+			}
+			c := machine(t, store, remotes.Remote{Trust: []string{public}})
+			require.Equal(t, request.Hit, c.acquire(c.request(c.model(1))).Outcome)
+			require.Zero(t, c.compiler.Compiles.Load())
+		})
+	}
+}
+
+func (b *bench) waitPublished() {
+	require.Eventually(b, func() bool { return b.cache.RemoteStatus()[0].Queued == 0 },
+		20*time.Second, 5*time.Millisecond)
 }
 
 // A machine that fetches may keep what it uses, and vouches for nothing that another key signed.

@@ -175,8 +175,9 @@ func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
 	return Put(a.Put), nil
 }
 
-// Renew prevents a build in use from expiring: unless the current epoch has its card, it renews the
-// build's blobs, and puts the card, which the caller has verified, into the current epoch.
+// Renew prevents a build in use from expiring: it renews the build's blobs, and puts the card,
+// which the caller has verified, into the current epoch unless that has one. It fails with
+// ErrMissing if a blob is missing or has another size.
 func (c *Client) Renew(ctx context.Context, remote string, keys CardKeys,
 	card []byte) (Put, error) {
 	a, err := c.call(ctx, remote, &Request{Do: DoRenew, Budget: renewBudget,

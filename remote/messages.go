@@ -124,6 +124,7 @@ type Can struct {
 type BlobName struct {
 	Digest portable.Digest
 	Size   int64
+	Again  bool // upload it even if there is one of this size, which may be damaged
 }
 
 // Sent is the result of an upload.

@@ -138,7 +138,7 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 		}
 		return nil
 	}
-	why := ""
+	why, damaged := "", false
 	for _, raw := range cards {
 		b, err := rs.take(ctx, r, a, raw)
 		if b != nil {
@@ -149,10 +149,11 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 			why = textOf(err)
 			if errors.Is(err, remote.ErrDamaged) {
 				rs.noteDamage(r)
+				damaged = true
 			}
 		}
 	}
-	rs.note(r, a.Plan.BuildKey, outcome{text: why, bad: why != ""}, true)
+	rs.note(r, a.Plan.BuildKey, outcome{text: why, bad: why != "", damaged: damaged}, true)
 	return nil
 }
 

@@ -179,8 +179,10 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 		return "", errors.New(why)
 	}
 	last, _ := rs.looked.Load().Load(looked{r.Name, b.BuildKey})
-	switch there, err := rs.renew(ctx, r, b); {
-	case err != nil:
+	there, err := rs.renew(ctx, r, b)
+	lacks := errors.Is(err, remote.ErrMissing)
+	switch {
+	case err != nil && !lacks:
 		return "", err
 	case there && !last.bad: // a bad card may lack blobs, so they are put again
 		rs.figuresOf(r.Name).failure.Store(nil)
@@ -201,12 +203,12 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 	if err != nil {
 		return "", err
 	}
-	sent, err := rs.putBlobs(ctx, r, dir, progress)
+	sent, err := rs.putBlobs(ctx, r, dir, last.damaged, progress)
 	if err != nil {
 		return "", err
 	}
 	rs.figuresOf(r.Name).sent.Add(sent.Bytes)
-	put, err := rs.putCard(ctx, r, b, card)
+	put, err := rs.putCard(ctx, r, b, card, lacks || last.damaged)
 	if err != nil {
 		return "", err
 	}
@@ -222,15 +224,15 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 }
 
 // putCard puts a card. If the remote has a card with the same manifest, this signature is added to
-// it. A card with another manifest is kept, unless it is revoked.
-func (rs *Remotes) putCard(ctx context.Context, r *Remote, b *index.Build,
-	card *portable.Card) (put remote.Put, err error) {
+// it. A card with another manifest is kept, unless it is revoked, or lacks good blobs.
+func (rs *Remotes) putCard(ctx context.Context, r *Remote, b *index.Build, card *portable.Card,
+	lacks bool) (put remote.Put, err error) {
 	keys := keysOf(b)
 	for range 3 { // retry, because another publisher may replace the card at the same time
 		raw := card.Raw
 		cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(keys.Build), publishBudget)
 		if err == nil {
-			if raw = rs.combined(r, cards[0], card); raw == nil {
+			if raw = rs.combined(r, cards[0], card, lacks); raw == nil {
 				return remote.Exists, nil
 			}
 			keys.Over = portable.DigestOf(cards[0])
@@ -246,7 +248,7 @@ func (rs *Remotes) putCard(ctx context.Context, r *Remote, b *index.Build,
 }
 
 // combined returns the card that replaces the one at the remote, nil if that is kept.
-func (rs *Remotes) combined(r *Remote, there []byte, card *portable.Card) []byte {
+func (rs *Remotes) combined(r *Remote, there []byte, card *portable.Card, lacks bool) []byte {
 	old, err := portable.ParseCard("card", there)
 	if err != nil {
 		return nil
@@ -255,14 +257,15 @@ func (rs *Remotes) combined(r *Remote, there []byte, card *portable.Card) []byte
 	if old.Digest == card.Digest {
 		return card.With(old, drop)
 	}
-	if slices.ContainsFunc(old.Signers(), func(id string) bool { return !drop(id) }) {
+	if !lacks && slices.ContainsFunc(old.Signers(), func(id string) bool { return !drop(id) }) {
 		return nil
 	}
 	return card.Raw
 }
 
 // renew puts the card of a build in use into the current epoch, and signs it again if this daemon
-// had signed it. It reports whether the remote has a valid card of the build.
+// had signed it. It reports whether the remote has a valid card of the build, and fails with
+// ErrMissing if the remote has the card but not all blobs.
 func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, error) {
 	keys := keysOf(b)
 	cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(keys.Build), publishBudget)
@@ -281,12 +284,11 @@ func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, 
 		return true, nil
 	} else if says, err := signer.Verify(card, now); err == nil &&
 		rs.revoked(r, signer.ID, keys.Build) == "" {
-		if remote.Epoch(says.Issued) == remote.Epoch(now) {
-			return true, nil
-		}
-		says.Issued, says.NotAfter = now.UTC().Truncate(time.Second), expiry(now)
-		if own, err := portable.ParseCard("card", signer.Sign(card, *says)); err == nil {
-			raw = own.With(card, nil)
+		if remote.Epoch(says.Issued) != remote.Epoch(now) {
+			says.Issued, says.NotAfter = now.UTC().Truncate(time.Second), expiry(now)
+			if own, err := portable.ParseCard("card", signer.Sign(card, *says)); err == nil {
+				raw = own.With(card, nil)
+			}
 		}
 	} else if out, err := rs.Import(ctx, request.Peer{UID: rs.UID},
 		&claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust, Threshold: r.Threshold,
@@ -294,9 +296,6 @@ func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, 
 		return false, err
 	}
 	_, err = rs.Client.Renew(ctx, r.Name, keys, raw)
-	if errors.Is(err, remote.ErrMissing) {
-		return false, nil // a blob is missing
-	}
 	return err == nil, err
 }
 
@@ -420,8 +419,8 @@ func (rs *Remotes) pack(ctx context.Context, b *index.Build, signer *portable.Si
 	return card, errors.Join(err, w.Close())
 }
 
-// putBlobs uploads all blobs below the directory.
-func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, dir string,
+// putBlobs uploads all blobs below the directory, with again also those that the remote has.
+func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, dir string, again bool,
 	progress func(request.Progress)) (remote.Sent, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "blobs", "sha256", "*"))
 	if err != nil {
@@ -441,6 +440,7 @@ func (rs *Remotes) putBlobs(ctx context.Context, r *Remote, dir string,
 		one := remote.Blob{File: file}
 		blobs = append(blobs, one)
 		b := &blobs[len(blobs)-1]
+		b.Again = again
 		if err := b.Digest.UnmarshalText([]byte("sha256:" + filepath.Base(path))); err != nil {
 			return remote.Sent{}, err
 		}

@@ -117,6 +117,8 @@ type outcome struct {
 	at    time.Time
 	until time.Time // the negative cache: no repetition before; zero: no wait
 	bad   bool      // the remote has the build, but it cannot be used
+
+	damaged bool // bad, because its bytes are wrong
 }
 
 // The negative cache: how long a remote is not queried again for a build that it does not have,

@@ -335,13 +335,6 @@ func (s *store) put(ctx context.Context, name string, body []byte, when conditio
 
 // renew puts a card into the current epoch, after its blobs are touched.
 func (s *store) renew(ctx context.Context, r *remote.Request) (string, error) {
-	_, err := s.engine.stat(ctx, buildName(s.epoch(), r.Keys.Build))
-	if err == nil {
-		return string(remote.Exists), nil
-	}
-	if !isClass(err, remote.ErrMissing) && !isClass(err, remote.ErrRefused) {
-		return "", err
-	}
 	card, err := portable.ParseCard("card", r.Card)
 	if err != nil {
 		return "", fail("local", "%v", err)
@@ -351,13 +344,25 @@ func (s *store) renew(ctx context.Context, r *remote.Request) (string, error) {
 	for _, d := range append(card.Manifest.Layers, card.Manifest.Config) {
 		all.Go(func() error {
 			o, err := s.engine.stat(limited, blobName(d.Digest))
-			if err == nil && s.old(o) {
+			switch {
+			case err == nil && o.size >= 0 && o.size != d.Size:
+				err = fail("missing", "blob %s has %d bytes, not %d", d.Digest, o.size, d.Size)
+			case err != nil && isClass(err, remote.ErrRefused): // see remote.ErrRefused
+				err = fail("missing", "blob %s: %v", d.Digest, err)
+			case err == nil && s.old(o):
 				err = s.engine.touch(limited, blobName(d.Digest), o.size)
 			}
 			return err
 		})
 	}
 	if err := all.Wait(); err != nil {
+		return "", err
+	}
+	_, err = s.engine.stat(ctx, buildName(s.epoch(), r.Keys.Build))
+	if err == nil {
+		return string(remote.Exists), nil
+	}
+	if !isClass(err, remote.ErrMissing) && !isClass(err, remote.ErrRefused) {
 		return "", err
 	}
 	return s.putCard(ctx, r)
@@ -392,7 +397,7 @@ func (s *store) putBlobs(ctx context.Context, c *call) (*remote.Sent, error) {
 		all.Go(func() error {
 			name := blobName(b.Digest)
 			o, err := s.engine.stat(limited, name)
-			there := err == nil && o.size == b.Size
+			there := err == nil && o.size == b.Size && !b.Again
 			if err != nil && !isClass(err, remote.ErrMissing) && !isClass(err, remote.ErrRefused) {
 				return err
 			}

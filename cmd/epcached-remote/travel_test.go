@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -109,6 +110,45 @@ func TestReadersOfAnEpochSeeThePreviousOne(t *testing.T) {
 			f.change(t, buildName(now-1, buildKey), func([]byte) []byte { return nil })
 			_, err = f.Look(t.Context(), name, remote.BuildKey(buildKey), budget)
 			require.ErrorIs(t, err, remote.ErrMissing)
+		})
+	}
+}
+
+func TestBlobsThatAreMissingOrDamagedAreUploadedAgain(t *testing.T) {
+	for _, kind := range []string{"file", "s3", "oci"} {
+		t.Run(kind, func(t *testing.T) {
+			f := newFixture(t, kind)
+			e := export(t, randomBytes(1, 1<<20))
+			e.publish(t, f.Client)
+			keys := remote.CardKeys{Build: buildKey, Requests: []portable.Hash{otherKey}}
+			large := blobName(e.layers[1].Blob.Digest)
+			for damage, to := range map[string]func([]byte) []byte{
+				"removed": func([]byte) []byte { return nil },
+				"shorter": func(b []byte) []byte { return b[:len(b)-1] },
+				"flipped": func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
+			} {
+				f.change(t, large, to)
+				_, err := f.Renew(t.Context(), name, keys, e.card.Raw)
+				blobs := slices.Clone(e.blobs)
+				want := 1
+				if damage == "flipped" { // only readers notice that
+					require.NoError(t, err)
+					want = e.uploads(kind)
+					for i := range blobs {
+						blobs[i].Again = true
+					}
+				} else {
+					require.ErrorIs(t, err, remote.ErrMissing, damage)
+				}
+				sent, err := f.PutBlobs(t.Context(), name, blobs, nil)
+				require.NoError(t, err)
+				require.Equal(t, want, sent.Sent, damage)
+				_, err = f.Renew(t.Context(), name, keys, e.card.Raw)
+				require.NoError(t, err)
+				got, _, err := e.fetch(t, t.Context(), f.Client)
+				require.NoError(t, err, damage)
+				e.requireEqual(t, got)
+			}
 		})
 	}
 }
