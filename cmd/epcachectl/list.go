@@ -52,7 +52,7 @@ On a terminal the builds used last come first, below a line with what all have i
 // daemon restarts in between, it continues with the new one.
 func list(ctx context.Context, a *cli.Call, filter *wire.List, long bool) error {
 	array, listed := term.NewArray(a.Print, ""), 0
-	optional := []string{"GAIN", "KEPT", "FITS", "HITS", "VERSION", "SDK", "EP"}
+	optional := []string{"GAIN", "KEPT", "FITS", "HITS", "VERSION", "SDK", "LAST USED", "STATE"}
 	if long && a.Print.Width >= 100 {
 		optional = nil
 	}

@@ -99,7 +99,7 @@ func TestResultsFitTheTerminal(t *testing.T) {
 		require.Contains(t, out, "all: ep OpenVINOExecutionProvider, version 1.24.1")
 		require.Regexp(t, `10 min ago`, out)
 		require.Equal(t, columns < 100, strings.Contains(onTerminal(t, columns, nil, "list", "-l"),
-			"too narrow for the columns "), columns)
+			"too narrow for the columns"), columns)
 		at := -1
 		for i := range names {
 			key := builds[i].GetBuild()[:8]
@@ -110,6 +110,22 @@ func TestResultsFitTheTerminal(t *testing.T) {
 			require.False(t, seen[name], "%q twice on %d columns", name, columns)
 			seen[name] = true
 		}
+	}
+}
+
+// A narrow terminal shows which of two builds of one model is for which execution provider.
+func TestListDistinguishesExecutionProviders(t *testing.T) {
+	b := newStandIn(t)
+	_, builds := hubModels()
+	b.builds = builds[:2]
+	for i, ep := range []string{"OpenVINOExecutionProvider", "QNNExecutionProvider"} {
+		builds[i].ModelName, builds[i].Ep, builds[i].Pinned = "m1/model.onnx", ep, true
+	}
+	b.serve()
+	for _, columns := range []int{40, 60, 80, 100} {
+		out := onTerminal(t, columns, nil, "list")
+		require.Regexp(t, `m1/m\S+nx +Open.*117.7 MiB`, out, columns)
+		require.Regexp(t, `m1/m\S+nx +QNN.*117.7 MiB`, out, columns)
 	}
 }
 
