@@ -85,7 +85,8 @@ func TestTheStoreKeepsToItsBudgetByItself(t *testing.T) {
 		tombstones := b.cache.index.Journal.Tombstones(
 			func(g *index.Tombstone) bool { return g.BuildID == id })
 		require.Len(t, tombstones, 1, "nothing that was acknowledged goes without a word")
-		require.Contains(t, tombstones[0].Reason, "to free space: least valuable for its size")
+		require.Contains(t, tombstones[0].Reason,
+			"to free space (budget): least valuable for its size")
 	}
 	require.Positive(t, b.cache.index.Counters.All()["evicted"])
 	require.Eventually(t, func() bool { return 2*len(b.list()) == b.blobs() }, soon,
@@ -153,7 +154,7 @@ func TestReservationsEvictForThemselves(t *testing.T) {
 	now := b.account()
 	require.LessOrEqual(t, now.Counted(), int64(2*perBuild), "above it by this one at most")
 	for _, g := range c.index.Journal.Tombstones(nil) {
-		require.Contains(t, g.Reason, "to free space: least valuable for its size")
+		require.Contains(t, g.Reason, "to free space (budget): least valuable for its size")
 	}
 	require.Len(t, c.index.Journal.Tombstones(nil), 4-len(b.list()),
 		"each eviction has its tombstone")

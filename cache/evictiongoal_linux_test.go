@@ -62,4 +62,5 @@ func TestEvictionForTheFloorIsNotCountedForTheBudget(t *testing.T) {
 	tombstones := b.cache.index.Journal.Tombstones(func(*index.Tombstone) bool { return true })
 	require.Len(t, tombstones, 1)
 	require.False(t, tombstones[0].ForBudget)
+	require.Contains(t, tombstones[0].Reason, " to free space (free_floor): ")
 }

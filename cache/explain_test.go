@@ -328,7 +328,7 @@ func TestWhyARequestHasNoBuildAnyMore(t *testing.T) {
 		remove func()
 		says   string
 	}{
-		{func() { b.later.Add(int64(time.Hour)); b.collect(b.plan(0)) }, "evicted on "},
+		{func() { b.later.Add(int64(time.Hour)); b.collect(b.plan(0)) }, " to free space (gc): "},
 		{func() {
 			_, err := b.cache.Remove(context.Background(), b.self(),
 				[]string{a.RequestKey.String()}, false, false)

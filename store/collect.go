@@ -20,7 +20,7 @@ type Collection struct {
 	evict.Plan
 	Took time.Duration // time of planning
 
-	forBudget bool // the budget is the reason
+	bound string // why space is freed: forBudget, forFloor or forGoal
 
 	Records []*index.Build // the records of its first steps
 	Yields  bool           // it stops when a reservation needs space
@@ -166,15 +166,18 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 			s.NoteKept(KeptRemoved)
 			continue
 		}
-		why := fmt.Sprintf("evicted on %s to free space: %s", c.st.now().Format(time.RFC3339),
-			s.Reason())
+		why := "evicted on " + c.st.now().Format(time.RFC3339)
+		if !s.Must {
+			why += " to free space (" + plan.bound + ")"
+		}
+		why += ": " + s.Reason()
 		list = append(list, Removal{Build: &b, Why: why, grace: views.PathGrace, step: s,
 			parts: c.st.PartsOf(&b),
 			tombstone: &index.Tombstone{BuildID: b.ID, RequestKey: b.RequestKey,
 				BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
 				ModelDigest: b.ModelDigest, At: c.st.now(), Reason: why, Bytes: s.Frees,
 				CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
-				ForBudget: plan.forBudget && !s.Must}})
+				ForBudget: plan.bound == forBudget && !s.Must}})
 		d := &list[len(list)-1]
 		c.st.FreedOf(d.parts, before)
 		d.may = func() bool { return ctx.Err() == nil && c.mayEvict(plan, d, &going) }

@@ -36,6 +36,13 @@ type Owner struct {
 	All bool // builds of all users, for an administrator or the daemon itself
 }
 
+// The bounds that a collection frees space for.
+const (
+	forBudget = "budget"
+	forFloor  = "free_floor"
+	forGoal   = "gc"
+)
+
 // maxRecords bounds the steps with records in the reply, because each takes 2 KiB of a frame's 1
 // MiB.
 const maxRecords = 256
@@ -64,9 +71,9 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 	if goal.Slack {
 		to.UserSlack, to.EntriesSlack = b.User/SlackPart, b.Entries/SlackPart
 	}
-	budgeted := to.Bytes >= 0
+	bound := forBudget
 	if goal.Bytes != nil && (to.Bytes < 0 || *goal.Bytes < to.Bytes) {
-		to.Bytes, budgeted = *goal.Bytes, false
+		to.Bytes, bound = *goal.Bytes, forGoal
 	}
 	s := c.snapshot(survey, inv, !goal.Slack)
 	s.AgesFrom = c.agesFrom(s.At, to.Unused)
@@ -79,8 +86,10 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 			return b.Scope != own
 		})
 	}
-	plan := &Collection{Plan: *s.Plan(to), urgent: goal.Urgent}
-	plan.forBudget = budgeted && plan.Goal == to.Bytes // otherwise the floor requires more
+	plan := &Collection{Plan: *s.Plan(to), urgent: goal.Urgent, bound: bound}
+	if plan.Goal != to.Bytes {
+		plan.bound = forFloor // it requires more
+	}
 	for _, step := range plan.Steps[:min(len(plan.Steps), maxRecords)] {
 		b, _ := c.st.index.Get(step.ID) // zero if it was just removed
 		plan.Records = append(plan.Records, &b)
