@@ -359,8 +359,9 @@ func TestWhyANameMeansSeveral(t *testing.T) {
 	var e *apierr.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, apierr.BadRequest, e.Class)
-	require.Contains(t, e.Hint, first.RequestKey.String()[:16])
-	require.Contains(t, e.Hint, second.RequestKey.String()[:16])
+	for _, build := range []index.BuildKey{first.Build.BuildKey, second.Build.BuildKey} {
+		require.Contains(t, e.Hint, build.String()[:12]+" of ", "as list names them")
+	}
 }
 
 // A build that is lost with its manifest leaves its reason in the history.

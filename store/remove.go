@@ -13,8 +13,9 @@ import (
 
 // Removal is a build to remove, and the outcome.
 type Removal struct {
-	Build *index.Build
-	Why   string
+	Build  *index.Build
+	Why    string
+	Pinned bool // before its removal
 
 	grace       time.Duration // for clients that know a path of its view
 	may         func() bool   // called right before the removal; false prevents it; may be nil

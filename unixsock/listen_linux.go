@@ -91,7 +91,7 @@ func lockSocket(path string) (unlock func(), err error) {
 }
 
 func noSocket(info fs.FileInfo) error {
-	return fmt.Errorf("another file has this path (%s), and is not replaced", info.Mode().Type())
+	return fmt.Errorf("another file has this path (%s), and is not replaced", info.Mode())
 }
 
 func removeStale(path string) error {

@@ -54,9 +54,13 @@ func (ch *changeLog) noteKept(b *index.Build) error {
 	return ch.add(func() (*wire.Build, error) { return ch.query.Listed(ch.peer, b) })
 }
 
-func (ch *changeLog) noteRemoved(b *index.Build) {
+func (ch *changeLog) noteRemoved(d *store.Removal) {
 	// the function returns no error
-	_ = ch.add(func() (*wire.Build, error) { return ch.query.Listing(b), nil })
+	_ = ch.add(func() (*wire.Build, error) {
+		b := ch.query.Listing(d.Build)
+		b.Pinned = d.Pinned
+		return b, nil
+	})
 }
 
 func (ch *changeLog) add(list func() (*wire.Build, error)) error {
@@ -186,7 +190,7 @@ func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryR
 		for i := range some {
 			d := &some[i]
 			if d.Removed {
-				removed.noteRemoved(d.Build)
+				removed.noteRemoved(d)
 			}
 			if !errors.Is(d.Err, index.ErrNotFound) { // otherwise it was just removed
 				err = cmp.Or(err, d.Err)
@@ -202,7 +206,8 @@ func (c *Changes) removeInBatches(ctx context.Context, ids []index.BuildID, dryR
 		if dryRun {
 			return removed.noteKept(b)
 		}
-		some = append(some, store.Removal{Build: b, Why: "removed by request"})
+		_, pinned := c.index.Journal.Pinned(b.ID)
+		some = append(some, store.Removal{Build: b, Why: "removed by request", Pinned: pinned})
 		if len(some) < store.BatchSize {
 			return nil
 		}

@@ -398,24 +398,25 @@ func stateOf(e *wire.Explanation) string {
 }
 
 func oneEntry(name string, builds []index.Build) error {
-	keys := make(map[string]bool)
+	keys := make(map[index.RequestKey]string)
 	for i := range builds {
-		keys[builds[i].RequestKey.String()] = true
+		b := &builds[i]
+		keys[b.RequestKey] = b.BuildKey.String()[:12]
+		if len(b.EPs) > 0 {
+			keys[b.RequestKey] += " of " + b.EPs[0].Name
+		}
 	}
 	if len(keys) == 1 {
 		return nil
 	}
-	list := slices.Sorted(maps.Keys(keys))
-	for i := range list {
-		list[i] = list[i][:16]
-	}
+	list := slices.Sorted(maps.Values(keys))
 	more := ""
 	if len(list) > 8 {
 		list, more = list[:8], ", ..."
 	}
 	return apierr.New(apierr.BadRequest, nil, "%q matches %d entries", name, len(keys)).
-		WithHint("one of %s%s; to distinguish them: epcachectl show "+
-			"%s", strings.Join(list, ", "), more, name)
+		WithHint("name a build: %s%s; to distinguish them: epcachectl show %s",
+			strings.Join(list, ", "), more, name)
 }
 
 func (q *Queries) whyRemoved(p rights.Peer, name string,

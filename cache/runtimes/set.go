@@ -128,7 +128,8 @@ func (s *Set) RefreshAll(ctx context.Context) {
 }
 
 func (s *Set) refreshContent(ctx context.Context, rt *Runtime) {
-	if _, err := s.Content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil {
+	if _, err := s.Content(ctx, rt, func(string) {}); err != nil && ctx.Err() == nil &&
+		rt.state.Load() != &stateUnusable { // otherwise Content has logged it
 		s.log.Warn("runtime cannot be used", "runtime", rt.Name, "error", err)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"math"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -69,8 +70,8 @@ func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.Chang
 		a.Print.Line("%s nothing: no such builds", done)
 	}
 	for _, b := range reply.GetBuilds() {
-		a.Print.Line("%s %s: build %s of %s", done, modelColumn(b), term.Short(b.GetBuild()),
-			term.TextOrDash(b.GetEp()))
+		a.Print.Line("%s %s: build %s of %s%s", done, modelColumn(b), term.Short(b.GetBuild()),
+			term.TextOrDash(b.GetEp()), pinnedWord(b, done))
 	}
 	if n := reply.GetMore(); n > 0 {
 		a.Print.Line("%s %d more", done, n)
@@ -79,6 +80,13 @@ func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.Chang
 		a.Print.Line("%s %s", term.Bytes(n), freed)
 	}
 	return nil
+}
+
+func pinnedWord(b *wire.Build, done string) string {
+	if b.GetPinned() && strings.Contains(done, "delete") {
+		return ", pinned"
+	}
+	return ""
 }
 
 func newPin(a *cli.Call) *cobra.Command {

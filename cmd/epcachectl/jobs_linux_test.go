@@ -177,6 +177,9 @@ func TestMissingEntryIsNamedAsGiven(t *testing.T) {
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_FOUND,
 		Text: `nothing is known of "` + entry + `"`}
 	b.serve()
+	for _, verb := range []string{"show", "why"} {
+		require.Contains(t, call(t, verb, model).err, "nothing is known of \""+model+"\"\n", verb)
+	}
 	require.Equal(t,
 		result{exit.NotFound, "", "epcachectl: jobs retry: nothing is known of \"" + model +
 			"\"\n"}, call(t, "jobs", "retry", model))
@@ -189,6 +192,11 @@ func TestMissingEntryIsNamedAsGiven(t *testing.T) {
 	require.Equal(t,
 		result{exit.NotFound, "", "epcachectl: pin: nothing is known of \"" + model + "\"\n"},
 		call(t, "pin", model))
+	b.err = &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST,
+		Text: `"` + entry + `" matches 2 entries`, Hint: "epcachectl show " + entry}
+	require.Equal(t, "epcachectl: why \""+model+"\": \""+model+"\" matches 2 entries\n"+
+		"epcachectl: hint: ask what get would do: epcachectl why "+model+" --ep EP\n"+
+		"epcachectl: hint: epcachectl show "+model+"\n", call(t, "why", model).err)
 }
 
 func TestAnEmptyListSaysSo(t *testing.T) {

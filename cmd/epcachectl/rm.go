@@ -29,7 +29,8 @@ affected. ENTRY is as for show; a model's name means all builds of every model w
 
 --all removes everything that the caller may remove, for administrators also leftovers and the
 quarantine. Remembered failures stay (jobs retry --all forgets them). On a terminal it asks before
-it removes more than one build, unless --yes is given; without a terminal --all needs --yes.
+it removes a pinned build or more than one build, unless --yes is given; without a terminal --all
+needs --yes.
 
 With -n it prints what would be removed, and how many bytes that frees.` +
 			exit.Help(exit.AskingCodes...),
@@ -92,7 +93,7 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 	}
 	builds := plan.GetBuilds()
 	count := uint64(len(builds)) + plan.GetMore()
-	if count < 2 && !request.GetAll() {
+	if count < 2 && !request.GetAll() && !slices.ContainsFunc(builds, (*wire.Build).GetPinned) {
 		return nil
 	}
 	for i, b := range builds {
@@ -100,8 +101,9 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 			a.Print.Note(fmt.Sprintf("  and %d more", count-uint64(i)))
 			break
 		}
-		a.Print.Note(fmt.Sprintf("  %s: build %s of %s, %s", modelColumn(b),
-			term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), term.Bytes(sizeOf(b))))
+		a.Print.Note(fmt.Sprintf("  %s: build %s of %s%s, %s", modelColumn(b),
+			term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), pinnedWord(b, "delete"),
+			term.Bytes(sizeOf(b))))
 	}
 	question := "delete " + term.Count(count, "build")
 	if n := plan.GetFreedBytes(); n > 0 {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -65,6 +66,13 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 	code, _, said = runWithAnswer("", "rm", "-f", "tiny.onnx")
 	require.Equal(t, exit.Done, code)
 	require.NotContains(t, said, "[y/N]")
+	one.Pinned = true
+	b.set(func() { b.builds = []*wire.Build{one} })
+	_, out, said = runWithAnswer("y\n", "rm", "tiny.onnx")
+	require.Contains(t, strings.Join(strings.Fields(said), " "),
+		"cdcdcdcdcdcd of StandInExecutionProvider, pinned, ")
+	require.Contains(t, out, "cdcdcdcdcdcd of StandInExecutionProvider, pinned\n")
+	one.Pinned = false
 	b.set(func() { b.builds = []*wire.Build{one} })
 	code, _, said = runWithAnswer("", "rm", "tiny.onnx")
 	require.Equal(t, exit.Done, code)

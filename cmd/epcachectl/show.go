@@ -57,7 +57,8 @@ same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` +
 func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
 	reply, err := unixsock.Ask[wire.ShowReply](ctx, c, &wire.Show{Entry: entry}, nil)
 	if err != nil {
-		return exit.WithOperation("show", arg, err)
+		return exit.WithOperation("show", arg,
+			modelfile.AsGiven(err, []string{arg}, []string{entry}))
 	}
 	if a.JSON {
 		out, builds := jsonout.Of(reply, "history", "more"), jsonout.List(reply.GetBuilds())
@@ -229,7 +230,8 @@ func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entr
 	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c,
 		&wire.Layout{Entries: []string{entry}, Tensors: true}, nil)
 	if err != nil {
-		return exit.WithOperation("show", arg, err)
+		return exit.WithOperation("show", arg,
+			modelfile.AsGiven(err, []string{arg}, []string{entry}))
 	}
 	if a.JSON {
 		return a.Print.JSON(jsonout.Of(reply))

@@ -22,6 +22,7 @@ var restartHints = map[string]string{
 	"client": "the next program that needs a daemon starts one again; " +
 		"to prevent that: " + daemon.AutostartVariable +
 		"=0, or autostart = false in epcached.toml",
+	"": "to start it again, run the command that started it",
 }
 
 func newStop(a *cli.Call) *cobra.Command {
@@ -59,12 +60,10 @@ func stop(ctx context.Context, a *cli.Call, c *unixsock.Client) error {
 	again := restartHints[s.GetStartedBy()]
 	if a.JSON {
 		out := jsonout.Of(s, "pid", "socket", "state_directory", "started_by")
-		out["again"] = again // what starts a daemon again, and how to prevent it; "": nothing does
+		out["again"] = again // what starts a daemon again, and how to prevent it
 		return a.Print.JSON(out)
 	}
 	a.Print.Line("stopped epcached, pid %d, at %s", s.GetPid(), term.Printable(s.GetSocket()))
-	if again != "" {
-		a.Print.Hint(again)
-	}
+	a.Print.Hint(again)
 	return nil
 }

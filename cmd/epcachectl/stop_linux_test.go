@@ -32,7 +32,8 @@ func TestStopWaitsForTheEndOfTheProcess(t *testing.T) {
 	got := <-done
 	require.Equal(t, exit.Done, got.code, got.err)
 	require.Equal(t, "stopped epcached, pid 77, at /run/s\n", got.out)
-	require.Empty(t, got.err)
+	require.Equal(t, "epcachectl: hint: to start it again, run the command that started it\n",
+		got.err)
 }
 
 func TestStopNamesWhatStartsTheDaemon(t *testing.T) {

@@ -74,12 +74,13 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 			return nil, exit.WithOperation("why", arg, err)
 		}
 		e, err := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: entry}, nil)
-		if path, wrong := filepath.Abs(arg); wrong == nil && entry != arg &&
-			errors.Is(err, unixsock.ErrNotFound) {
+		path, wrong := filepath.Abs(arg)
+		if none := errors.Is(err, unixsock.ErrNotFound); wrong == nil && entry != arg &&
+			(none || errors.Is(err, unixsock.ErrBadRequest)) {
 			// By name, because the history of removed builds has no digests of models.
 			name := modelname.Of(path, filepath.Base(path))
 			past, _ := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: name}, nil)
-			if past.GetDecision() == "gone" {
+			if none && past.GetDecision() == "gone" {
 				return past, nil
 			}
 			err = exit.Hint(modelfile.AsGiven(err, []string{arg}, []string{entry}),

@@ -217,7 +217,7 @@ func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache
 	}
 	server, log := e.server, e.log
 	log.Info("ready", "version", version, "socket", e.backend.Socket, "started_by", p.startedBy,
-		"state", c.Store.Directory(), "runtimes", len(s.Runtimes))
+		"state", c.Store.Directory(), "runtimes_configured", len(s.Runtimes))
 	ready := daemon.SdNotifyReady
 	if p.opening.Swap(false) {
 		ready += "\nSTATUS=" // clears the earlier status

@@ -33,6 +33,12 @@ func noDaemon(paths []string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		why = "its socket was left behind by a daemon that ended"
+		if info, wrong := os.Lstat(paths[0]); wrong == nil &&
+			info.Mode().Type() != fs.ModeSocket {
+			text := "another file has the path of the socket " + paths[0]
+			return &exit.NoDaemonError{Text: text, Hint: "name the socket of the daemon with " +
+				"--socket or " + unixsock.SocketVariable, Cause: err}
+		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return silentDaemon(paths, err)
 	}

@@ -48,6 +48,11 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	_, err = unixsock.Dial(t.Context(), path[0])
 	require.EqualError(t, noDaemon(path, err),
 		"no daemon answers at "+path[0]+": its socket was left behind by a daemon that ended")
+	file := filepath.Join(dir, "f")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	_, err = unixsock.Dial(t.Context(), file)
+	require.EqualError(t, noDaemon([]string{file}, err),
+		"another file has the path of the socket "+file)
 }
 
 // A stopped daemon is named, with the place of its log, which depends on its user.

@@ -321,6 +321,7 @@ func AsGiven(err error, args, entries []string) error {
 	for i, entry := range entries {
 		if entry != args[i] {
 			own.Text = strings.ReplaceAll(own.Text, strconv.Quote(entry), strconv.Quote(args[i]))
+			own.Hint = strings.ReplaceAll(own.Hint, entry, args[i])
 		}
 	}
 	return &own
