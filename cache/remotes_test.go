@@ -612,7 +612,7 @@ func TestBuildsInUseNeverLeaveARemote(t *testing.T) {
 // replaces these.
 func TestLostAndDamagedBlobsAreReplaced(t *testing.T) {
 	private, public := fleetKeys(t)
-	for _, damage := range []string{"removed", "flipped"} {
+	for _, damage := range []string{"removed", "flipped", "card"} {
 		t.Run(damage, func(t *testing.T) {
 			store := newBucket()
 			r := remotes.Remote{Publish: true, SigningKey: private, Trust: []string{public}}
@@ -621,8 +621,19 @@ func TestLostAndDamagedBlobsAreReplaced(t *testing.T) {
 			store.waitForCards(t, 1)
 			a.waitPublished()
 			store.mu.Lock()
+			if damage == "card" {
+				clear(store.cards)
+				store.lookFault = func(context.Context) error {
+					store.mu.Lock()
+					defer store.mu.Unlock()
+					if len(store.cards) == 0 {
+						return remoteError("damaged", "card: EOF")
+					}
+					return nil
+				}
+			}
 			for d, raw := range store.blobs {
-				if len(raw) < 100 {
+				if len(raw) < 100 || damage == "card" {
 					continue
 				}
 				if damage == "removed" {
@@ -633,7 +644,7 @@ func TestLostAndDamagedBlobsAreReplaced(t *testing.T) {
 				store.blobs[d][len(raw)/2] ^= 1
 			}
 			store.mu.Unlock()
-			if damage == "removed" {
+			if damage != "flipped" {
 				push := func() string {
 					reply, err := a.cache.Push(t.Context(), a.self(),
 						&wire.Push{Entries: []string{made.Build.BuildKey.String()}}, nil)

@@ -130,9 +130,7 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 	cards, err := rs.lookUp(ctx, r, a, budget)
 	both.Wait()
 	if err != nil {
-		negative := errors.Is(err, remote.ErrMissing) || errors.Is(err, remote.ErrRefused) ||
-			errors.Is(err, remote.ErrDamaged)
-		rs.note(r, a.Plan.BuildKey, outcome{text: textOf(err)}, negative && ctx.Err() == nil)
+		rs.note(r, a.Plan.BuildKey, outcome{text: textOf(err)}, isMiss(err) && ctx.Err() == nil)
 		if errors.Is(err, remote.ErrUnreachable) {
 			rs.tell(r, textOf(err))
 		}

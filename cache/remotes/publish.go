@@ -236,7 +236,7 @@ func (rs *Remotes) putCard(ctx context.Context, r *Remote, b *index.Build, card 
 				return remote.Exists, nil
 			}
 			keys.Over = portable.DigestOf(cards[0])
-		} else if !errors.Is(err, remote.ErrMissing) && !errors.Is(err, remote.ErrRefused) {
+		} else if !isMiss(err) {
 			return "", err
 		}
 		put, err = rs.Client.PutCard(ctx, r.Name, keys, raw)
@@ -269,7 +269,7 @@ func (rs *Remotes) combined(r *Remote, there []byte, card *portable.Card, lacks 
 func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, error) {
 	keys := keysOf(b)
 	cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(keys.Build), publishBudget)
-	if errors.Is(err, remote.ErrMissing) || errors.Is(err, remote.ErrRefused) {
+	if isMiss(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -297,6 +297,12 @@ func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, 
 	}
 	_, err = rs.Client.Renew(ctx, r.Name, keys, raw)
 	return err == nil, err
+}
+
+// isMiss reports whether the remote answered, and has no card that can be read.
+func isMiss(err error) bool {
+	return errors.Is(err, remote.ErrMissing) || errors.Is(err, remote.ErrRefused) ||
+		errors.Is(err, remote.ErrDamaged)
 }
 
 // renewUsed renews the cards of builds that this machine uses, once in each epoch.

@@ -241,7 +241,7 @@ func (g *registry) put(ctx context.Context, name string, body *io.SectionReader,
 		return g.putTrust(ctx, raw, when)
 	}
 	if tag, is := strings.CutPrefix(at, "manifests/b-"); is {
-		return g.putCard(ctx, "b-"+tag, raw)
+		return g.putCard(ctx, "b-"+tag, raw, when)
 	}
 	prefix, build := path.Split(name)
 	if tag, is := strings.CutPrefix(pathOf(prefix), "manifests/r-"); is {
@@ -256,10 +256,10 @@ func described(media, artifact string, raw []byte) ocispec.Descriptor {
 }
 
 // putCard puts the manifests of a card and then the card, unless the tag has exactly this card
-// already.
-func (g *registry) putCard(ctx context.Context, tag string, raw []byte) error {
+// already. With a match it puts them anyway, because the registry may have damaged them.
+func (g *registry) putCard(ctx context.Context, tag string, raw []byte, when condition) error {
 	switch o, err := g.ask(ctx, http.MethodHead, "manifests/"+tag, 0, -1); {
-	case err == nil && o.etag == digest.FromBytes(raw).String():
+	case err == nil && when.match == "" && o.etag == digest.FromBytes(raw).String():
 		return errExists
 	case err != nil && !isClass(err, remote.ErrMissing):
 		return err

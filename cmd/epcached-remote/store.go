@@ -262,7 +262,7 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 	if s.registry != nil {
 		over = portable.Digest{} // registries have no conditional puts
 	}
-	put, err := s.replace(ctx, buildName(now, r.Keys.Build), r.Card, over, remote.MaxCard)
+	put, err := s.replaceCard(ctx, buildName(now, r.Keys.Build), r.Keys.Build, r.Card, over)
 	if err != nil {
 		return "", err
 	}
@@ -274,11 +274,32 @@ func (s *store) putCard(ctx context.Context, r *remote.Request) (string, error) 
 	}
 	for _, key := range r.Keys.Requests {
 		name := requestName(now, key) + r.Keys.Build.String()
-		if _, err := s.replace(ctx, name, body, over, remote.MaxCard); err != nil {
+		if _, err := s.replaceCard(ctx, name, r.Keys.Build, body, over); err != nil {
 			return "", err
 		}
 	}
 	return string(put), nil
+}
+
+// replaceCard makes a card, or replaces a damaged one or the one with the digest over.
+func (s *store) replaceCard(ctx context.Context, name string, key portable.Hash, body []byte,
+	over portable.Digest) (remote.Put, error) {
+	put, err := s.replace(ctx, name, body, over, remote.MaxCard)
+	if put != remote.Exists && (err == nil || !isClass(err, remote.ErrDamaged)) {
+		return put, err
+	}
+	if _, err := s.readCard(ctx, name, key); err == nil || !isClass(err, remote.ErrDamaged) {
+		return remote.Exists, nil
+	}
+	o, err := s.engine.stat(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	err = s.put(ctx, name, body, condition{match: o.etag})
+	if errors.Is(err, errExists) {
+		return remote.Exists, nil
+	}
+	return remote.Replaced, err
 }
 
 // replace makes an object, or replaces the one with the digest over.
@@ -358,11 +379,11 @@ func (s *store) renew(ctx context.Context, r *remote.Request) (string, error) {
 	if err := all.Wait(); err != nil {
 		return "", err
 	}
-	_, err = s.engine.stat(ctx, buildName(s.epoch(), r.Keys.Build))
+	_, err = s.readCard(ctx, buildName(s.epoch(), r.Keys.Build), r.Keys.Build)
 	if err == nil {
 		return string(remote.Exists), nil
 	}
-	if !isClass(err, remote.ErrMissing) && !isClass(err, remote.ErrRefused) {
+	if isClass(err, remote.ErrUnreachable) {
 		return "", err
 	}
 	return s.putCard(ctx, r)

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -148,6 +150,54 @@ func TestBlobsThatAreMissingOrDamagedAreUploadedAgain(t *testing.T) {
 				got, _, err := e.fetch(t, t.Context(), f.Client)
 				require.NoError(t, err, damage)
 				e.requireEqual(t, got)
+			}
+		})
+	}
+}
+
+func TestADamagedCardIsReplaced(t *testing.T) {
+	for _, kind := range []string{"file", "s3", "oci"} {
+		t.Run(kind, func(t *testing.T) {
+			f := newFixture(t, kind)
+			e := export(t, randomBytes(1, 1000))
+			e.publish(t, f.Client)
+			keys := remote.CardKeys{Build: buildKey, Requests: []portable.Hash{otherKey}}
+			epoch := remote.Epoch(time.Now())
+			objects := []string{buildName(epoch, buildKey)}
+			if kind != "oci" { // it has an index instead
+				objects = append(objects, requestName(epoch, otherKey)+buildKey.String())
+			}
+			damages := map[string]func(object string){"fifo": func(object string) {
+				require.NoError(t, os.Remove(filepath.Join(f.dir, object)))
+				require.NoError(t, syscall.Mkfifo(filepath.Join(f.dir, object), 0o600))
+			}}
+			if kind != "file" {
+				clear(damages)
+			}
+			for damage, to := range map[string]func([]byte) []byte{
+				"empty":     func([]byte) []byte { return []byte{} },
+				"truncated": func(b []byte) []byte { return b[:100] },
+				"too large": func([]byte) []byte { return make([]byte, remote.MaxCard+1) },
+			} {
+				damages[damage] = func(object string) { f.change(t, object, to) }
+			}
+			for damage, do := range damages {
+				for _, object := range objects {
+					do(object)
+				}
+				_, err := f.Look(t.Context(), name, remote.BuildKey(buildKey), budget)
+				require.ErrorIs(t, err, remote.ErrDamaged, damage)
+				_, err = f.PutCard(t.Context(), name, keys, e.card.Raw)
+				require.NoError(t, err, damage)
+				for _, key := range []remote.Key{remote.BuildKey(buildKey),
+					remote.RequestKey(otherKey)} {
+					cards, err := f.Look(t.Context(), name, key, budget)
+					require.NoError(t, err, damage)
+					require.Equal(t, [][]byte{e.card.Raw}, cards, damage)
+				}
+				put, err := f.PutCard(t.Context(), name, keys, e.card.Raw)
+				require.NoError(t, err)
+				require.Equal(t, remote.Exists, put, damage)
 			}
 		})
 	}
