@@ -441,6 +441,28 @@ func TestRemotesAreNotAskedAgainForAMissingBuild(t *testing.T) {
 	require.Equal(t, apierr.NotFound, b.refused(r).Class)
 }
 
+// A pull waits longer for the answer to a look-up than a request that could compile.
+func TestAPullWaitsForASlowAnswer(t *testing.T) {
+	private, public := fleetKeys(t)
+	store := newBucket()
+	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
+		Trust: []string{public}})
+	a.acquire(a.request(a.model(1)))
+	store.waitForCards(t, 1)
+	store.lookFault = func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(2 * remote.DefaultConnect):
+			return nil
+		}
+	}
+	b := machine(t, store, remotes.Remote{Trust: []string{public}})
+	r := b.request(b.model(1))
+	r.OnMiss = request.Fetch
+	require.Equal(t, request.Hit, b.acquire(r).Outcome)
+}
+
 // A request that may not compile has the build fetched for the next one.
 func TestAFailingRequestFetchesInTheBackground(t *testing.T) {
 	private, public := fleetKeys(t)

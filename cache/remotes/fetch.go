@@ -54,6 +54,8 @@ func (a *Ask) whyNot() string {
 const (
 	stalledAfter = 5 * time.Second
 	watchEvery   = 100 * time.Millisecond
+	// patientBudget is the least time of a look-up for which no compile waits.
+	patientBudget = 5 * time.Second
 )
 
 // mayLose returns how much time a fetch that fails may cost the request.
@@ -124,6 +126,9 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 	budget := min(cmp.Or(r.Connect, remote.DefaultConnect), a.mayLose(r))
 	if a.Refresh {
 		rs.figuresOf(r.Name).trustNext.Store(0)
+	}
+	if a.Patient {
+		budget = max(budget, patientBudget)
 	}
 	var both sync.WaitGroup
 	both.Go(func() { rs.readTrust(ctx, r, budget) })
