@@ -316,6 +316,7 @@ func TestDamageIsNeverFetched(t *testing.T) {
 						require.Contains(t, []string{"one more"}, damage)
 					} else if damage == "removed" {
 						require.ErrorIs(t, err, remote.ErrMissing)
+						require.ErrorContains(t, err, "the remote lacks a blob of its card: ")
 					} else {
 						require.ErrorIs(t, err, remote.ErrDamaged)
 					}

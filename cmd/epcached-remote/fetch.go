@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/epcached/epcached/portable"
+	"github.com/epcached/epcached/remote"
 )
 
 const (
@@ -35,7 +36,12 @@ type place struct{ file, chunk int }
 
 // fetch writes the plain bytes of a build's files: chunks that a seed has, then the others by
 // range, and files without a chunk list whole.
-func (s *store) fetch(ctx context.Context, c *call) error {
+func (s *store) fetch(ctx context.Context, c *call) (err error) {
+	defer func() {
+		if err != nil && isClass(err, remote.ErrMissing) {
+			err = fail("missing", "the remote lacks a blob of its card: %v", classify(err).Text)
+		}
+	}()
 	r := c.request
 	layers, err := portable.ParseLayers("manifest", r.Manifest)
 	if err != nil || r.Writable != len(layers) || len(c.files) < len(layers) {
