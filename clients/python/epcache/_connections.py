@@ -37,8 +37,8 @@ class Connections:
         # The external data of a model, by the graph file's stamp, to send it with the first
         # request. Guarded by _lock.
         self._locations: OrderedDict[tuple[int, ...], list[str]] = OrderedDict()
-        # Paths of libraries whose neighbours the daemon asked for, to send them with the first
-        # request. Guarded by _lock.
+        # Paths of libraries. The daemon asked for their neighbours, which the first request sends
+        # along. Guarded by _lock.
         self._beside: set[str] = set()
 
     def connect(self, deadline: float, patience: float | None = None) -> Connection:

@@ -1,7 +1,7 @@
 """The messages of unixsock/wire/epcached.proto that a client uses, as tables.
 
-They are written by hand so that the package needs no protobuf runtime, whose versions conflict
-between applications. A test compares them with the .proto, so the two cannot drift apart.
+They are written by hand so that the package needs no protobuf runtime, because its versions
+conflict between applications. A test compares them with the .proto, so the two cannot drift apart.
 """
 
 from __future__ import annotations

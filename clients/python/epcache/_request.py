@@ -36,7 +36,7 @@ class Device:
 class ExecutionProvider:
     """An execution provider of a request, by ONNX Runtime's name, with its provider options.
 
-    `files` has options whose value is a file, identified by its content: option to path. `library`
+    `files` has the options that name a file, identified by its content: option to path. `library`
     is the plugin library, if epcache does not find it in a Python package; only sessions use it.
     """
 

@@ -11,7 +11,7 @@ ENOUGH = 4 << 30
 
 
 def short_directory(prefix: str) -> Path:
-    """Makes a directory whose path is short enough for a socket. It is in memory if there is
+    """Makes a directory with a path short enough for a socket. It is in memory if there is
     enough, so that tests do not wait for a disk.
     """
     try:

@@ -106,7 +106,7 @@ def has_open(pid: int, path: Path) -> bool:
     return any(os.path.realpath(one) == str(path) for one in Path(f"/proc/{pid}/fd").iterdir())
 
 
-def ask(home: Path) -> subprocess.Popen[str]:
+def start_client(home: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(epcache.__file__).parents[1])}
     return subprocess.Popen(
         [sys.executable, "-c", ASK],
@@ -126,7 +126,7 @@ def answer(process: subprocess.Popen[str]) -> tuple[str, int]:
 
 @real
 def test_concurrent_clients_start_one_daemon(home: Path) -> None:
-    answers = [answer(process) for process in [ask(home) for _ in range(PROCESSES)]]
+    answers = [answer(process) for process in [start_client(home) for _ in range(PROCESSES)]]
     assert {kind for kind, _ in answers} <= {"Unavailable", "BadModel"}, "the daemon's own answers"
     assert len({pid for _, pid in answers}) == 1
     assert {pid for _, pid in answers} == set(daemons(home))
@@ -148,7 +148,7 @@ def test_python_and_go_clients_use_the_same_lock(
         controls.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
-        pythons.append(ask(home))
+        pythons.append(start_client(home))
     for control in controls:
         out, errors = control.communicate(timeout=100)
         assert control.returncode == 0, errors
@@ -203,7 +203,7 @@ def test_doctor_reports_a_daemon_that_a_client_started(home: Path) -> None:
     found = control("doctor")
     assert found.returncode == 0 and f"starts one: {BIN}/epcached --autostart" in found.stdout
     assert daemons(home) == [], "who looks starts none"
-    _, pid = answer(ask(home))
+    _, pid = answer(start_client(home))
     found = control("doctor")
     assert (
         f"a client started it, and it exits when idle; its log is epcached.log in {state(home)}"
@@ -248,7 +248,7 @@ def test_python_and_go_doctors_have_the_same_findings(home: Path) -> None:
         subject for severity, subject, _ in seen if severity == "problem"
     ]
     configure(home, "")
-    answer(ask(home))
+    answer(start_client(home))
     found(sys.executable, "-m", "epcache", "doctor")  # from then on the daemon knows this runtime
     assert both()[0] == 0
     configure(home, "nonsense = 1\n")
@@ -270,7 +270,7 @@ STAYS = (
 def test_rm_all_leaves_the_documented_files(home: Path) -> None:
     """The store has a model of its only user; the daemon has exited by itself."""
     configure(home, 'idle_exit = "0.3s"\n')
-    answer(ask(home))
+    answer(start_client(home))
     (state(home) / "quarantine" / "left").write_text("by a check")
     removed = control("rm", "--all", "--yes")
     assert removed.returncode == 0, removed.stderr
@@ -288,10 +288,10 @@ def test_rm_all_leaves_the_documented_files(home: Path) -> None:
 @real
 def test_idle_daemon_exits_and_is_started_again(home: Path) -> None:
     configure(home, 'idle_exit = "0.3s"\n')
-    first = answer(ask(home))[1]
+    first = answer(start_client(home))[1]
     until(lambda: not daemons(home))
     assert "idle for 300ms" in (state(home) / "epcached.log").read_text()
-    assert answer(ask(home))[1] != first
+    assert answer(start_client(home))[1] != first
 
 
 @real

@@ -536,12 +536,12 @@ def test_threads_do_not_wait_for_each_other(model: str, view: Path) -> None:
 
     keys = []
 
-    def ask(number: int) -> None:
+    def acquire(number: int) -> None:
         with client.acquire(model, "E", route=str(number)) as artefact:
             keys.append((artefact.request_key, str(number)))
 
     with FakeDaemon(script) as daemon, connect(daemon) as client:
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        threads = [threading.Thread(target=acquire, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

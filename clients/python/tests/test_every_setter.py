@@ -93,7 +93,7 @@ def another(value: Any) -> Any:
     return next(member for member in type(value).__members__.values() if member != value)
 
 
-def asked(one: SessionRequest) -> tuple[Any, ...]:
+def question_of(one: SessionRequest) -> tuple[Any, ...]:
     question: Any = one.question(epcache.Client("/nowhere"), {})
     return question.args, question.keywords
 
@@ -112,7 +112,9 @@ def test_effect_of_every_attribute(source: str, name: str) -> None:
     fate = FATES.get(name, BYPASSED)
     assert (f"SessionOptions.{name} is set" in one.why_not()) == (fate == BYPASSED)
     assert (one.why_not() == "") == (fate != BYPASSED)
-    assert (asked(one) != asked(want(epcache.SessionOptions(), source))) == (fate == REQUEST)
+    assert (question_of(one) != question_of(want(epcache.SessionOptions(), source))) == (
+        fate == REQUEST
+    )
     if fate != BYPASSED:
         assert getattr(options._record.replay(only_running=True), name) == value
     assert getattr(options._record.replay(only_running=False), name) == value, (
@@ -143,7 +145,9 @@ def test_effect_of_every_method(source: str, name: str, monkeypatch: pytest.Monk
     assert (f"SessionOptions.{name} was called" in one.why_not()) == (fate == BYPASSED)
     assert (one.why_not() == "") == (fate != BYPASSED)
     if fate != BYPASSED:
-        assert (asked(one) != asked(want(epcache.SessionOptions(), source))) == (fate == REQUEST)
+        assert (question_of(one) != question_of(want(epcache.SessionOptions(), source))) == (
+            fate == REQUEST
+        )
     again = {
         "set_load_cancellation_flag",
         "add_free_dimension_override_by_name",
@@ -163,7 +167,7 @@ def test_request_has_the_recorded_arguments(source: str) -> None:
     ):
         getattr(options, name)(*ARGUMENTS[name]())
     options.add_provider_for_devices(*ARGUMENTS["add_provider_for_devices"]())
-    (path, (ep,)), request = asked(want(options, source))
+    (path, (ep,)), request = question_of(want(options, source))
     assert (path, ep.name, ep.options) == (source, OPENVINO.name, {"load_config": "{}"})
     assert request["session_options"] == {"session.disable_quant_qdq": "1"}
     assert (request["dims"], request["dims_by_denotation"]) == ({"batch": 2}, {"DATA_BATCH": 2})

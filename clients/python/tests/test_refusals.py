@@ -39,7 +39,7 @@ SOUND = {"decision": "sound", "text": "it loads here", "hint": "use the provider
 
 @pytest.fixture
 def refused(provider: Provider, source: str, tmp_path: Path) -> Path:  # noqa: F811
-    """A view whose artefact does not load: half of its sidecar is missing."""
+    """A view with an artefact that does not load: half of its sidecar is missing."""
     compile_plain(provider, source, tmp_path / "refused" / "def", "x_ctx.onnx")
     for file in (tmp_path / "refused" / "def").glob("*.bin"):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])

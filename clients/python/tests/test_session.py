@@ -528,8 +528,8 @@ def test_external_initializers_are_passed_in_memory_without_path_access(
 
 
 def doubled(graph: Path, rest: Path) -> None:
-    """Doubles the first output of a compiled model, by a node that is not compiled and whose weight
-    is in a file.
+    """Doubles the first output of a compiled model, by a node that is not compiled and has its
+    weight in a file.
     """
     model = onnx.load(graph)
     output = model.graph.output[0]

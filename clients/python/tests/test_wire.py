@@ -67,7 +67,7 @@ def as_ours(message: object) -> list[_messages.Field]:
         if entry is not None:
             key, value = entry.field
             assert kind(key) == "string", (
-                "a map whose key is no text needs a codec that can do that"
+                "a map with keys other than strings needs a codec for them"
             )
             fields.append(_messages.Field(field.number, field.name, kind(value), "map"))
             continue

@@ -62,8 +62,8 @@ _completed = False
 
 
 def _complete() -> None:
-    """Makes Served, whose sessions are from the cache, the base class of InferenceSession and so of
-    the program's subclasses.
+    """Makes Served the base class of InferenceSession and so of the program's subclasses. The
+    sessions of Served are from the cache.
 
     If that fails, sessions are ONNX Runtime's. Two threads may do this at once, because a second
     call has the same result.

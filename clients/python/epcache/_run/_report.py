@@ -18,7 +18,7 @@ _CORE = r"/libonnxruntime(-[^/_]*)?\.so[^/]*$"
 # Packages that make sessions in C++ and not through ONNX Runtime's Python classes.
 _NATIVE = ("onnxruntime_genai", "onnxruntime.training")
 
-_watched = ""  # the directory of the onnxruntime package whose classes were replaced
+_watched = ""  # the directory of the onnxruntime package with the replaced classes
 
 
 def add(kind: str, **facts: Any) -> None:

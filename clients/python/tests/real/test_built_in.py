@@ -1,5 +1,5 @@
 """An execution provider that is part of ONNX Runtime: onnxruntime-openvino, the only package for
-Linux on x86-64 whose provider makes compiled models.
+Linux on x86-64 with a provider that makes compiled models.
 
 It cannot load those that it makes for the CPU, with plain ONNX Runtime either, because its wheel
 lacks OpenVINO's reader of them. So these tests show that an application is not worse than without
@@ -40,7 +40,7 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 
 @pytest.fixture
-def ask(daemon: Daemon, where: Path, models: Any) -> Callable[..., Any]:
+def run_sessions(daemon: Daemon, where: Path, models: Any) -> Callable[..., Any]:
     def run(**more: Any) -> Any:
         wishes = {
             "model": models.entry("tiny-mlp"),
@@ -53,8 +53,10 @@ def ask(daemon: Daemon, where: Path, models: Any) -> Callable[..., Any]:
     return run
 
 
-def test_built_in_provider_makes_plain_sessions(ask: Callable[..., Any], daemon: Daemon) -> None:
-    ran = ask(on_miss="wait")
+def test_built_in_provider_makes_plain_sessions(
+    run_sessions: Callable[..., Any], daemon: Daemon
+) -> None:
+    ran = run_sessions(on_miss="wait")
     (made,) = ran["sessions"]
     assert (made["outcome"], made["providers"][0]) == ("bypassed", EP)
     (warning,) = ran["warnings"]
@@ -64,12 +66,12 @@ def test_built_in_provider_makes_plain_sessions(ask: Callable[..., Any], daemon:
 
 
 def test_artefact_that_does_not_load_is_compiled_at_most_twice(
-    ask: Callable[..., Any], daemon: Daemon
+    run_sessions: Callable[..., Any], daemon: Daemon
 ) -> None:
-    plain = ask(on_miss="wait")["sessions"][0]["outputs"]
+    plain = run_sessions(on_miss="wait")["sessions"][0]["outputs"]
     claims = [len(claimed(daemon))]
     for _ in range(3):
-        (made,) = ask()["sessions"]
+        (made,) = run_sessions()["sessions"]
         assert (made["outcome"], made["providers"][0]) == ("failed", EP)
         assert made["outputs"] == plain
         claims.append(len(claimed(daemon)))
@@ -85,9 +87,9 @@ def claimed(daemon: Daemon) -> list[Any]:
     return [event for event in daemon.events() if event["kind"] == "claimed"]
 
 
-def test_missing_device_is_an_error(ask: Callable[..., Any]) -> None:
+def test_missing_device_is_an_error(run_sessions: Callable[..., Any]) -> None:
     """The error names provider and device, as with a plugin; ONNX Runtime's own names neither."""
-    (made,) = ask(ep=[f"{EP}:NPU", {}])["sessions"]
+    (made,) = run_sessions(ep=[f"{EP}:NPU", {}])["sessions"]
     assert made["error"] == "Unavailable"
     assert "does not accept device NPU" in made["text"]
 

@@ -1,5 +1,5 @@
-"""Applications whose libraries the daemon does not have compile under a claim; others with the same
-libraries get the result.
+"""Applications with libraries that the daemon does not have compile under a claim; others with the
+same libraries get the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def daemon(start: Callable[..., Daemon], runtime: Callable[[str], Path]) -> Daem
 
 
 @pytest.fixture
-def ask(
+def run_application(
     daemon: Daemon, runtime: Callable[[str], Path], programs: Path, models: Any
 ) -> Callable[..., Any]:
     """Runs an application; models differ by test, so that tests share no builds."""
@@ -68,10 +68,10 @@ def plain(runtime: Callable[[str], Path], models: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["worker", "in process", "model in memory"])
 def test_claim_is_compiled_once_and_then_served(
-    how: str, ask: Callable[..., Any], daemon: Daemon, plain: Any
+    how: str, run_application: Callable[..., Any], daemon: Daemon, plain: Any
 ) -> None:
     compiles = daemon.compiles()
-    ran = ask(
+    ran = run_application(
         times=2,
         **(
             {"worker": "/nowhere"}
@@ -89,9 +89,9 @@ def test_claim_is_compiled_once_and_then_served(
     assert daemon.compiles() == compiles, "the daemon compiled nothing"
 
 
-def test_two_applications_share_one_compile(ask: Callable[..., Any]) -> None:
-    (first,) = ask()["sessions"]
-    (second,) = ask()["sessions"]
+def test_two_applications_share_one_compile(run_application: Callable[..., Any]) -> None:
+    (first,) = run_application()["sessions"]
+    (second,) = run_application()["sessions"]
     assert (first["outcome"], second["outcome"]) == ("put", "hit")
     assert first["outputs"] == second["outputs"]
 
@@ -100,7 +100,7 @@ def test_two_applications_share_one_compile(ask: Callable[..., Any]) -> None:
     os.geteuid() != 0, reason="only root can become another user: run `make test` as root"
 )
 def test_claim_of_another_user_than_the_daemons(
-    ask: Callable[..., Any],
+    run_application: Callable[..., Any],
     daemon: Daemon,
     programs: Path,
     plain: Any,
@@ -112,7 +112,7 @@ def test_claim_of_another_user_than_the_daemons(
     shutil.copy(models.path(MODEL), path)
     path.chmod(0o644)
     probes = sum(event["kind"] == "probed" for event in daemon.events())
-    ran = ask(
+    ran = run_application(
         worker=str(reachable / "epcached-ort"),
         where=reachable / "runtime",
         path=str(path),
@@ -127,19 +127,19 @@ def test_claim_of_another_user_than_the_daemons(
 
 
 def test_plain_session_if_the_compile_module_cannot_be_imported(
-    ask: Callable[..., Any], plain: Any
+    run_application: Callable[..., Any], plain: Any
 ) -> None:
     """A process that dropped the privileges to read its packages makes a plain session, and the
     next process gets the claim.
     """
-    (session,) = (ran := ask(hidden="epcache._compile"))["sessions"]
+    (session,) = (ran := run_application(hidden="epcache._compile"))["sessions"]
     assert (session["outcome"], session["providers"][0], session["outputs"]) == (
         "failed",
         EP,
         plain,
     )
     assert "cannot compile in this process" in session["why"] and len(ran["warnings"]) == 1
-    assert ask()["sessions"][0]["outcome"] == "put"
+    assert run_application()["sessions"][0]["outcome"] == "put"
 
 
 @pytest.fixture(scope="module")
@@ -203,23 +203,25 @@ def worker(directory: Path, script: str) -> str:
 
 
 def test_compiler_crash_does_not_end_the_application(
-    ask: Callable[..., Any], daemon: Daemon, tmp_path: Path
+    run_application: Callable[..., Any], daemon: Daemon, tmp_path: Path
 ) -> None:
-    (crashed,) = ask(worker=worker(tmp_path, "echo last words >&2; kill -SEGV $$"))["sessions"]
+    (crashed,) = run_application(worker=worker(tmp_path, "echo last words >&2; kill -SEGV $$"))[
+        "sessions"
+    ]
     assert crashed["error"] == "CompileFailed"
     assert "crashed (SIGSEGV): last words" in crashed["text"]
     ended = [event["text"] for event in daemon.events() if event["kind"] == "claim ended"]
     assert "last words" in ended[-1], "and the daemon was told why"
-    assert ask()["sessions"][0]["outcome"] == "put", "the next one may try"
+    assert run_application()["sessions"][0]["outcome"] == "put", "the next one may try"
 
 
 def test_compiler_error_makes_a_plain_session(
-    ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, plain: Any
+    run_application: Callable[..., Any], daemon: Daemon, tmp_path: Path, plain: Any
 ) -> None:
     refuses = (
         """echo '{"Refusal":{"Doing":"compile","Code":11,"Text":"out of luck"}}' >&4; exit 60"""
     )
-    ran = ask(worker=worker(tmp_path, refuses))
+    ran = run_application(worker=worker(tmp_path, refuses))
     (made,) = ran["sessions"]
     assert (made["outcome"], made["providers"][0]) == ("failed", EP)
     assert "out of luck" in made["why"]
@@ -229,12 +231,12 @@ def test_compiler_error_makes_a_plain_session(
 
 
 def test_built_in_execution_provider_compiles_under_a_claim(
-    ask: Callable[..., Any], daemon: Daemon
+    run_application: Callable[..., Any], daemon: Daemon
 ) -> None:
     """This process compiles, and the daemon checks the result. ONNX Runtime's CPU provider makes no
     EPContext nodes.
     """
-    ran = ask(ep=["CPUExecutionProvider", {}])
+    ran = run_application(ep=["CPUExecutionProvider", {}])
     (made,) = ran["sessions"]
     assert "compiling in this process" in made["phases"]
     assert (made["outcome"], made["providers"]) == ("failed", ["CPUExecutionProvider"])
@@ -250,7 +252,7 @@ def test_artefact_does_not_depend_on_the_user_or_the_models_path(
     ep: str,
     options: dict[str, str],
     version: str,
-    ask: Callable[..., Any],
+    run_application: Callable[..., Any],
     daemon: Daemon,
     programs: Path,
     runtime: Callable[[str], Path],
@@ -272,7 +274,7 @@ def test_artefact_does_not_depend_on_the_user_or_the_models_path(
         return build["files"]
 
     def application(path: Path, in_memory: bool) -> Any:
-        ran = ask(
+        ran = run_application(
             where=where,
             model=models.entry("tiny-mlp"),
             path=str(path),
@@ -298,7 +300,7 @@ def test_artefact_does_not_depend_on_the_user_or_the_models_path(
 
 
 def test_missing_library_of_an_execution_provider_is_named(
-    ask: Callable[..., Any], runtime: Callable[[str], Path], models: Any, tmp_path: Path
+    run_application: Callable[..., Any], runtime: Callable[[str], Path], models: Any, tmp_path: Path
 ) -> None:
     """The provider then takes no node, and only ONNX Runtime's log has the reason."""
     whole = runtime("qnn-2.7.0")
@@ -306,20 +308,22 @@ def test_missing_library_of_an_execution_provider_is_named(
         shutil.copytree(whole / package, tmp_path / package, copy_function=os.symlink)
     tiny = {"model": models.entry("tiny-mlp"), "path": str(models.path("tiny-mlp"))}
     # For another target, because the daemon has builds of these libraries for the first one.
-    (made,) = ask(where=tmp_path, ep=["QNNExecutionProvider", {"soc_model": "43"}], **tiny)[
-        "sessions"
-    ]
+    (made,) = run_application(
+        where=tmp_path, ep=["QNNExecutionProvider", {"soc_model": "43"}], **tiny
+    )["sessions"]
     assert made["outcome"] == "failed"
     assert "libc++-71bc274c.so.1.0: cannot open shared object file" in made["why"]
 
 
 def test_model_that_changes_during_the_compile_is_not_stored(
-    ask: Callable[..., Any], daemon: Daemon, tmp_path: Path, programs: Path, models: Any
+    run_application: Callable[..., Any], daemon: Daemon, tmp_path: Path, programs: Path, models: Any
 ) -> None:
     path = tmp_path / "model.onnx"
     shutil.copy(models.path(MODEL), path)
     real = programs / "epcached-ort"
-    ran = ask(worker=worker(tmp_path, f'touch {path}; exec {real} "$@"'), path=str(path))
+    ran = run_application(
+        worker=worker(tmp_path, f'touch {path}; exec {real} "$@"'), path=str(path)
+    )
     (made,) = ran["sessions"]
     assert made["outcome"] == "failed"
     assert "changed while it was compiled" in made["why"]

@@ -89,7 +89,7 @@ def test_output_of_qualcomms_library_is_not_on_stdout(
         if not name.startswith(("EPCACHE_", "PYTHONUNBUFFERED"))
     }
 
-    def said(*command: str | Path, **more: str) -> str:
+    def output_of(*command: str | Path, **more: str) -> str:
         done = subprocess.run(
             command, env={**environment, **more}, capture_output=True, text=True, timeout=LIMIT
         )
@@ -120,7 +120,7 @@ def test_output_of_qualcomms_library_is_not_on_stdout(
                 ).read_text()
                 time.sleep(0.02)
             control = [programs / "epcachectl", "--socket", socket, "--wait", "10s"]
-            assert json.loads(said(*control, "status", "--json"))["version"]
+            assert json.loads(output_of(*control, "status", "--json"))["version"]
             ep = "QNNExecutionProvider:CPU"
             get = [
                 *control,
@@ -132,10 +132,13 @@ def test_output_of_qualcomms_library_is_not_on_stdout(
                 "soc_model=60",
                 "--json",
             ]
-            assert [json.loads(said(*get))[0]["outcome"] for _ in range(2)] == ["compiled", "hit"]
+            assert [json.loads(output_of(*get))[0]["outcome"] for _ in range(2)] == [
+                "compiled",
+                "hit",
+            ]
             path = os.pathsep.join(map(str, [qnn, PROJECT / "clients" / "python"]))
             assert json.loads(
-                said(
+                output_of(
                     sys.executable,
                     "-m",
                     "epcache",
@@ -147,7 +150,7 @@ def test_output_of_qualcomms_library_is_not_on_stdout(
                 )
             )["findings"]
             assert json.loads(
-                said(*control, "doctor", "--python", sys.executable, "--json", PYTHONPATH=path)
+                output_of(*control, "doctor", "--python", sys.executable, "--json", PYTHONPATH=path)
             )["findings"]
         finally:
             process.terminate()

@@ -33,7 +33,7 @@ def daemon(start: Callable[..., Daemon], where: Path) -> Daemon:
 
 
 @pytest.fixture
-def ask(where: Path, models: Any) -> Callable[..., Any]:
+def run_sessions(where: Path, models: Any) -> Callable[..., Any]:
     """Makes sessions for tiny-mlp in a child that looks for its daemon at the given socket."""
 
     def sessions(socket: str, ep: Any = (f"{OPENVINO}:CPU", EXACT), **more: Any) -> Any:
@@ -62,8 +62,8 @@ def require_on_the_provider(session: dict[str, Any], models: Any) -> None:
     )
 
 
-def test_from_the_cache(daemon: Daemon, ask: Callable[..., Any], models: Any) -> None:
-    first, second = ask(daemon.socket, times=2)
+def test_from_the_cache(daemon: Daemon, run_sessions: Callable[..., Any], models: Any) -> None:
+    first, second = run_sessions(daemon.socket, times=2)
     assert (first["outcome"], second["outcome"]) == ("compiled", "hit")
     for session in (first, second):
         require_on_the_provider(session, models)
@@ -71,29 +71,29 @@ def test_from_the_cache(daemon: Daemon, ask: Callable[..., Any], models: Any) ->
     assert first["outputs"] == second["outputs"]
 
 
-def test_without_a_daemon(ask: Callable[..., Any], models: Any, tmp_path: Path) -> None:
-    (session,) = ask(str(tmp_path / "missing"))
+def test_without_a_daemon(run_sessions: Callable[..., Any], models: Any, tmp_path: Path) -> None:
+    (session,) = run_sessions(str(tmp_path / "missing"))
     assert session["outcome"] == "no daemon"
     require_on_the_provider(session, models)
     assert len(session["warnings"]) == 1
 
 
 def test_with_a_daemon_that_was_stopped(
-    daemon: Daemon, ask: Callable[..., Any], models: Any
+    daemon: Daemon, run_sessions: Callable[..., Any], models: Any
 ) -> None:
     assert daemon.stop() == 0
-    (session,) = ask(daemon.socket)
+    (session,) = run_sessions(daemon.socket)
     assert session["outcome"] == "no daemon"
     require_on_the_provider(session, models)
 
 
 def test_with_a_daemon_that_does_not_answer(
-    daemon: Daemon, ask: Callable[..., Any], models: Any
+    daemon: Daemon, run_sessions: Callable[..., Any], models: Any
 ) -> None:
     daemon.freeze()
     try:
         # and child.py does not wait for an application that waits for it
-        (session,) = ask(daemon.socket, hello=None)
+        (session,) = run_sessions(daemon.socket, hello=None)
     finally:
         daemon.thaw()
     assert session["outcome"] == "no daemon"
@@ -101,14 +101,14 @@ def test_with_a_daemon_that_does_not_answer(
 
 
 def test_artefact_that_does_not_load_is_recompiled_for_the_next_session(
-    daemon: Daemon, ask: Callable[..., Any], models: Any
+    daemon: Daemon, run_sessions: Callable[..., Any], models: Any
 ) -> None:
     """The session is made from the source model, on the same provider; the daemon heals what it
     keeps.
     """
-    (before,) = ask(daemon.socket)
-    (session,) = ask(daemon.socket, truncate_in=str(daemon.state))
-    (after,) = ask(daemon.socket)
+    (before,) = run_sessions(daemon.socket)
+    (session,) = run_sessions(daemon.socket, truncate_in=str(daemon.state))
+    (after,) = run_sessions(daemon.socket)
     assert (before["outcome"], session["outcome"], after["outcome"]) == (
         "compiled",
         "failed",
@@ -122,9 +122,9 @@ def test_artefact_that_does_not_load_is_recompiled_for_the_next_session(
 @pytest.mark.parametrize("ep", [f"{OPENVINO}:NPU", "NoSuchExecutionProvider"])
 @pytest.mark.parametrize("there", [True, False], ids=["with a daemon", "without"])
 def test_missing_provider_or_device_is_an_error(
-    there: bool, ep: str, daemon: Daemon, ask: Callable[..., Any], tmp_path: Path
+    there: bool, ep: str, daemon: Daemon, run_sessions: Callable[..., Any], tmp_path: Path
 ) -> None:
-    (session,) = ask(daemon.socket if there else str(tmp_path / "missing"), ep=ep)
+    (session,) = run_sessions(daemon.socket if there else str(tmp_path / "missing"), ep=ep)
     assert session.get("error") == "Unavailable", session
 
 

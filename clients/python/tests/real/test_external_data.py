@@ -32,7 +32,7 @@ def compilers_elsewhere(start: Callable[..., Daemon], runtime: Callable[[str], P
 
 
 def spelled(directory: Path, locations: list[str], seed: int = 5, batch: int = 1) -> Path:
-    """Writes a model whose tensors use these spellings of file names in rotation."""
+    """Writes a model; its tensors use these spellings of file names in rotation."""
     generate.mlp(directory / "model.onnx", width=WIDTH, layers=2, seed=seed, batch=batch)
     model = onnx.load(directory / "model.onnx")
     data = b""
@@ -55,7 +55,7 @@ def spelled(directory: Path, locations: list[str], seed: int = 5, batch: int = 1
 
 
 def sessions(
-    where: Path, daemon: Daemon, path: Path, *asks: dict[str, Any], worker: str = ""
+    where: Path, daemon: Daemon, path: Path, *requests: dict[str, Any], worker: str = ""
 ) -> Any:
     environment = {"EPCACHE_SOCKET": daemon.socket, "EPCACHE_WORKER": worker}
     return child.run(
@@ -65,12 +65,14 @@ def sessions(
         ep=[f"{EP}:CPU", EXACT],
         path=str(path),
         width=WIDTH,
-        asks=list(asks),
+        asks=list(requests),
     )
 
 
-def ask(where: Path, daemon: Daemon, path: Path, *asks: dict[str, Any], worker: str = "") -> Any:
-    found = sessions(where, daemon, path, *asks, worker=worker)
+def load_sessions(
+    where: Path, daemon: Daemon, path: Path, *requests: dict[str, Any], worker: str = ""
+) -> Any:
+    found = sessions(where, daemon, path, *requests, worker=worker)
     assert all("error" not in one for one in found), found
     return found
 
@@ -90,7 +92,7 @@ def test_model_in_memory_with_the_directory_of_its_data(
     relative = {**one, "directory": tmp_path.name, "working": str(tmp_path.parent)}
     # ONNX Runtime's own default for bytes
     working: dict[str, Any] = {"in_memory": True, "working": str(tmp_path)}
-    plain, first, *hits = ask(
+    plain, first, *hits = load_sessions(
         runtime(version), daemon, path, {**one, "plain": True}, one, one, relative, working, {}
     )
     assert [first["outcome"], *(hit["outcome"] for hit in hits)] == [
@@ -118,7 +120,7 @@ def test_external_data_directory_of_a_model_by_path_is_as_in_onnxruntime(
     path = spelled(tmp_path / "model", ["a.bin"], seed=6)
     spelled(tmp_path / "other", ["a.bin"], seed=7)
     one: dict[str, Any] = {"directory": str(tmp_path / "other")}
-    plain, beside, cached = ask(
+    plain, beside, cached = load_sessions(
         runtime(version), daemon, path, {**one, "plain": True}, {"plain": True}, one
     )
     require_equal(cached, plain)
@@ -136,7 +138,7 @@ def test_model_in_memory_is_compiled_under_a_claim(
 ) -> None:
     path = spelled(tmp_path, ["a.bin", "s/../a.bin"], seed=[NEW, OLD].index(version) + 20)
     one = {"in_memory": True, "directory": str(tmp_path), "on_miss": "claim"}
-    made, again, plain = ask(
+    made, again, plain = load_sessions(
         runtime(version),
         compilers_elsewhere,
         path,
@@ -157,7 +159,7 @@ def test_external_data_with_several_spellings_of_one_path(
     daemon: Daemon, runtime: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = spelled(tmp_path, ["a.bin", "./a.bin", "s//a.bin", "s/../a.bin"], seed=9)
-    plain, first = ask(runtime(NEW), daemon, path, {"plain": True}, {})
+    plain, first = load_sessions(runtime(NEW), daemon, path, {"plain": True}, {})
     assert first["outcome"] == "compiled", first
     require_equal(first, plain)
     options = [f"--option=load_config={EXACT['load_config']}"]
@@ -176,7 +178,7 @@ def test_group_shares_a_file_with_several_spellings(
         directory.mkdir()
         spelled(directory, ["./a.bin"], seed=11, batch=batch).rename(tmp_path / f"rows{batch}.onnx")
         (directory / "a.bin").replace(tmp_path / "a.bin")
-    asks = [{"path": ["rows1.onnx", "rows2.onnx"], "dims": {}, "options": EXACT}] * 2
+    requests = [{"path": ["rows1.onnx", "rows2.onnx"], "dims": {}, "options": EXACT}] * 2
     environment = {"EPCACHE_SOCKET": daemon.socket}
     outcomes = child.run(
         "pipeline",
@@ -184,7 +186,7 @@ def test_group_shares_a_file_with_several_spellings(
         environment=environment,
         ep=f"{EP}:CPU",
         directory=str(tmp_path),
-        asks=asks,
+        asks=requests,
     )
     assert outcomes == ["compiled", "hit"]
 

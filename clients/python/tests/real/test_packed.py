@@ -63,7 +63,7 @@ def test_a_packed_build_is_unpacked_loads_and_computes(
         ]["outputs"]
     )
 
-    # Its layout: the model's names of the weights, whose bytes are in the other build's file.
+    # Its layout: the model's names of the weights. Their bytes are in the other build's file.
     other = next(build for build in made if build != packed["build"])
     layout = daemon.control("show", packed["build"], "--tensors")
     (shown,) = [one for one in layout["files"] if one["name"] == packed["name"]]

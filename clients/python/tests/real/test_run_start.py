@@ -56,7 +56,7 @@ assert Own({model!r}, options).get_providers()[0] == "{OPENVINO}"
         "._session_options",
         "._version",
     ]
-    # --runtime is in the variable, whose JSON needs the module json.
+    # --runtime is in the variable; reading its JSON needs the module json.
     assert ended.stdout == f"{[f'epcache{name}' for name in names]} ['json']\n"
     assert report["notes"] == []
 

@@ -27,23 +27,28 @@ MODEL = "tiny-mlp"
 # minutes
 LIMIT = 100.0
 
-Ask = Callable[..., dict[str, Any]]
+NewSession = Callable[..., dict[str, Any]]
 
 
 class Place:
     """The daemon, model and directories of a situation."""
 
     def __init__(
-        self, start: Callable[..., Daemon], first: Path, other: Path, ask: Ask, scratch: Path
+        self,
+        start: Callable[..., Daemon],
+        first: Path,
+        other: Path,
+        new_session: NewSession,
+        scratch: Path,
     ) -> None:
         # The runtime is a link, like a system's SDK that can be switched.
         self.runtime, self.other, self.scratch = scratch / "runtime", other, scratch
         self.runtime.symlink_to(first)
         self.daemon = start(self.runtime)
-        self._ask = ask
+        self._new_session = new_session
 
-    def ask(self, **more: Any) -> dict[str, Any]:
-        return self._ask(self.runtime, more.pop("socket", self.daemon.socket), **more)
+    def session(self, **more: Any) -> dict[str, Any]:
+        return self._new_session(self.runtime, more.pop("socket", self.daemon.socket), **more)
 
     @contextlib.contextmanager
     def when_compiling(self, do: Callable[[], None]) -> Iterator[None]:
@@ -73,20 +78,20 @@ def mounted(*arguments: str | Path) -> Iterator[None]:
 
 
 def miss(place: Place) -> dict[str, Any]:
-    return place.ask()
+    return place.session()
 
 
 def hit(place: Place) -> dict[str, Any]:
-    place.ask()
-    return place.ask()
+    place.session()
+    return place.session()
 
 
 def background(place: Place) -> dict[str, Any]:
-    return place.ask(on_miss="background")
+    return place.session(on_miss="background")
 
 
 def missing_socket(place: Place) -> dict[str, Any]:
-    return place.ask(socket=str(place.scratch / "missing"))
+    return place.session(socket=str(place.scratch / "missing"))
 
 
 def no_socket(place: Place) -> dict[str, Any]:
@@ -94,13 +99,13 @@ def no_socket(place: Place) -> dict[str, Any]:
     path = place.scratch / "file"
     path.write_bytes(b"")
     path.chmod(0)
-    return place.ask(socket=str(path))
+    return place.session(socket=str(path))
 
 
 def stopped(place: Place) -> dict[str, Any]:
     place.daemon.freeze()
     try:
-        return place.ask(hello=None)
+        return place.session(hello=None)
     finally:
         place.daemon.thaw()
 
@@ -109,14 +114,14 @@ def stopped_while_it_compiles(place: Place) -> dict[str, Any]:
     """The client checks after 5 s of silence that the daemon is alive, with a timeout of 2 s."""
     try:
         with place.when_compiling(place.daemon.freeze):
-            return place.ask(hello=None)
+            return place.session(hello=None)
     finally:
         place.daemon.thaw()
 
 
 def killed_while_it_compiles(place: Place) -> dict[str, Any]:
     with place.when_compiling(place.daemon.kill):
-        session = place.ask()
+        session = place.session()
     place.daemon.start()
     return session
 
@@ -127,7 +132,7 @@ def restarted_while_it_compiles(place: Place) -> dict[str, Any]:
         place.daemon.start()
 
     with place.when_compiling(restart):
-        return place.ask()
+        return place.session()
 
 
 def full_store(place: Place) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def full_store(place: Place) -> dict[str, Any]:
         ):
             while True:
                 filler.write(bytes(4096))
-        session = place.ask()
+        session = place.session()
         place.daemon.stop()
     place.daemon.start()
     return session
@@ -150,24 +155,24 @@ def read_only_store(place: Place) -> dict[str, Any]:
     """A daemon does not start with it; its builds can be read with epcachectl get --state, see
     test_image.py.
     """
-    place.ask()
+    place.session()
     assert place.daemon.stop() == 0
     with mounted("--bind", place.daemon.state, place.daemon.state):
         subprocess.run(["mount", "-o", "remount,bind,ro", place.daemon.state], check=True)
         with contextlib.suppress(AssertionError):
             place.daemon.start()
-        session = place.ask()
+        session = place.session()
         place.daemon.stop()
     place.daemon.start()
     return session
 
 
 def sdk_switched(place: Place) -> dict[str, Any]:
-    place.ask()
+    place.session()
     following = place.scratch / "following"
     following.symlink_to(place.other)
     following.rename(place.runtime)
-    return place.ask()
+    return place.session()
 
 
 ANY = {"hit", "compiled", "waited", "no daemon", "failed"}
@@ -192,7 +197,7 @@ SITUATIONS: list[tuple[Callable[[Place], dict[str, Any]], set[str], int]] = [
 
 
 @pytest.fixture
-def ask(models: Any) -> Ask:
+def new_session(models: Any) -> NewSession:
     def session(runtime: Path, socket: str, **more: Any) -> dict[str, Any]:
         wishes = {
             "model": models.entry(MODEL),
@@ -218,15 +223,17 @@ def test_every_situation_has_the_right_result_on_the_same_provider(
     warnings: int,
     start: Callable[..., Daemon],
     runtime: Callable[[str], Path],
-    ask: Ask,
+    new_session: NewSession,
     models: Any,
     tmp_path: Path,
 ) -> None:
-    place = Place(start, runtime("openvino-1.8.1"), runtime("openvino-1.4.0"), ask, tmp_path)
+    place = Place(
+        start, runtime("openvino-1.8.1"), runtime("openvino-1.4.0"), new_session, tmp_path
+    )
     session = situation(place)
     assert "error" not in session, session
     assert session["outcome"] in outcomes, session["why"]
-    plain = ask(place.runtime, "/nonexistent", plain=True)
+    plain = new_session(place.runtime, "/nonexistent", plain=True)
     for one in (session, plain):
         assert one["executed by"] == [EP] and one["providers"][0] == EP
     np.testing.assert_allclose(session["values"][0], plain["values"][0], rtol=1e-5, atol=1e-6)

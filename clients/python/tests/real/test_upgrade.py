@@ -200,7 +200,7 @@ def test_versions_that_read_each_others_builds(
     )
     daemon = start(old, older, newer)
 
-    def ask(where: Path, model: str) -> dict[str, Any]:
+    def run_upgraded(where: Path, model: str) -> dict[str, Any]:
         said = tmp_path / f"said {where.name} {model}"
         arguments = {
             "socket": daemon.socket,
@@ -223,7 +223,7 @@ def test_versions_that_read_each_others_builds(
         return record
 
     for model, first, second in (("tiny-mlp", newer, older), ("tiny-convolution", older, newer)):
-        made, other = ask(first, model), ask(second, model)
+        made, other = run_upgraded(first, model), run_upgraded(second, model)
         assert (made["outcome"], made["compatibility_source"]) == ("compiled", "same library")
         assert (other["outcome"], other["build"]) == ("hit", made["build"])
         assert (other["compatibility"], other["compatibility_source"]) == (
@@ -233,7 +233,7 @@ def test_versions_that_read_each_others_builds(
         assert sdk_of(older) == sdk_of(newer) == other["sdk_version"]
         for version in ("1.8.0", "1.8.1"):  # of the build, and of the request
             assert version in other["compatibility_reason"]
-        apart = ask(old, model)
+        apart = run_upgraded(old, model)
         assert (apart["outcome"], apart["compatibility"]) == ("compiled", "optimal")
         assert apart["request_key"] == made["request_key"] and apart["build"] != made["build"]
     assert daemon.compiles() == 4

@@ -85,7 +85,7 @@ class User:
             **self._as,
         )
 
-    def says(self, *command: str | Path) -> str:
+    def output_of(self, *command: str | Path) -> str:
         ended = self(*command)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
@@ -107,7 +107,7 @@ class User:
     def pip(self, *arguments: str | Path) -> str:
         # The tests' pip, because installing pip into the environment would take longer than
         # everything else.
-        return self.says(
+        return self.output_of(
             self.interpreter(),
             "-m",
             "pip",
@@ -180,7 +180,7 @@ def test_quickstart_with_an_installed_wheel(
     subprocess.run(build, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     shutil.copy(wheel, user.home)
-    user.says(user.interpreter(), "-m", "venv", "--without-pip", user.home / "venv")
+    user.output_of(user.interpreter(), "-m", "venv", "--without-pip", user.home / "venv")
     user.pip("install", "--no-index", user.home / wheel.name)
     [packages] = (user.home / "venv" / "lib").glob("python3*/site-packages")
     # as `pip install onnxruntime-qnn onnxruntime` leaves them
@@ -188,10 +188,10 @@ def test_quickstart_with_an_installed_wheel(
         (packages / one.name).symlink_to(one)
 
     for outcome in ("compiled", "hit"):
-        said = user.says(user.home / "venv/bin/python", "-W", "error", "program.py").split()
+        said = user.output_of(user.home / "venv/bin/python", "-W", "error", "program.py").split()
         assert said[:2] == [outcome, QNN] and said[2].startswith(str(user.home))
     assert len(user.daemons()) == 1
-    assert user.says(
+    assert user.output_of(
         "epcachectl", "get", "model.onnx", "--ep", f"{QNN}:CPU", "--option", "soc_model=60"
     ).startswith("hit ")
 
@@ -210,13 +210,13 @@ def test_quickstart_with_an_installed_wheel(
         "import os, onnxruntime; onnxruntime.InferenceSession('model.onnx'); "
         "print(os.environ['PYTHONPATH'].split(':')[0])"
     )
-    assert f"{packages}/epcache/_run/hook\n" in user.says(
+    assert f"{packages}/epcache/_run/hook\n" in user.output_of(
         "epcachectl", "run", *flags, "--", "python", "-c", code
     )
     report = json.loads((user.home / "report").read_text())
     assert report["outcomes"] == {"hit": 1} and report["notes"] == [], report
 
-    user.says("epcachectl", "rm", "--all", "--yes")
+    user.output_of("epcachectl", "rm", "--all", "--yes")
     user.pip("uninstall", "--yes", "epcache")
     left = {str(path.relative_to(user.home)) for path in user.home.rglob("*epcach*")}
     assert left - {wheel.name} <= {

@@ -44,7 +44,7 @@ def link(path: Path, target: Path) -> None:
 
 
 class Place:
-    """A directory whose runtime changes."""
+    """A directory with a runtime that changes."""
 
     def __init__(self, directory: Path, first: Path) -> None:
         self.directory = directory
@@ -320,7 +320,7 @@ class Applications:
         load.
 
         Exempt is a process that was started in the middle of a change and has libraries of both
-        versions, or whose libraries were removed between request and load. Its artefact is loaded
+        versions, or one that lost its libraries between request and load. Its artefact is loaded
         again, with the runtime with which it had begun.
         """
         for record in self.records():

@@ -11,7 +11,7 @@
 import os
 import sys
 
-# The same as in importlib, whose import would slow down the start of every Python program.
+# The same as in importlib, because importing that would slow down the start of every program.
 try:
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import PathFinder, spec_from_file_location

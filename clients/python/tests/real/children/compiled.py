@@ -1,5 +1,5 @@
-"""An application whose models have EPContext nodes: shipped artefacts, and wrappers of OpenVINO's
-own format.
+"""An application that loads models with EPContext nodes: shipped artefacts, and wrappers of
+OpenVINO's own format.
 """
 
 from __future__ import annotations
