@@ -19,14 +19,14 @@ func TestBackgroundPackingReleasesTheLockForWaiters(t *testing.T) {
 	builds, files := b.similar(2)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	kept := b.cache.forms
+	kept := b.cache.packing
 	var comes sync.Once
 	had := make(chan struct{})
 	freed, err := b.cache.Store.Packer().PackBuildWith(ctx, builds[1].ID,
 		store.Packing{When: store.PackAlways}, func(ctx context.Context) error {
 			comes.Do(func() {
 				go func() {
-					leave, err := kept.LockForm(ctx)
+					leave, err := kept.LockRepresentation(ctx)
 					if assert.NoError(t, err) {
 						close(had)
 						leave()

@@ -88,7 +88,7 @@ type Cache struct {
 
 	cas         *cas.Store
 	index       *index.Index
-	forms       *packing.Store
+	packing     *packing.Store
 	views       *views.Store
 	models      *identity.Models
 	sources     *identity.Sources
@@ -316,7 +316,7 @@ func (c *Cache) openStore() (err error) {
 		return err
 	}
 	c.index, c.cas = c.Store.Index(), c.Store.Blobs()
-	c.forms, c.views = c.Store.Forms(), c.Store.Views()
+	c.packing, c.views = c.Store.Packing(), c.Store.Views()
 	return nil
 }
 

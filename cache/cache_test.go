@@ -36,7 +36,7 @@ func TestBlobsOfANewerVersionStay(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(shard, newer), text, 0o600))
 	b.open()
 	require.False(t, b.cache.index.Complete())
-	removed, err := b.cache.forms.Remove(a.Build.Files[1].Digest)
+	removed, err := b.cache.packing.Remove(a.Build.Files[1].Digest)
 	require.NoError(t, err)
 	require.Zero(t, removed,
 		"after an upgrade is taken back, the newer version's builds are not this one's to judge")

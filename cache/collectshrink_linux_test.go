@@ -61,7 +61,7 @@ func TestPackingComesBeforeEvicting(t *testing.T) {
 	require.Equal(t, []string{"pack c"}, actions(plan, builds))
 	require.Greater(t, plan.Steps[0].Frees, int64(900<<10))
 	require.Contains(t, plan.Steps[0].Reason(), "other builds have most of its bytes")
-	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])), "a plan changes nothing")
+	require.False(t, b.cache.packing.OnlyPacked(large(builds[2])), "a plan changes nothing")
 
 	plan = b.plan(plan.Used - plan.Freed - 1)
 	require.Equal(t, []string{"pack c", "pack b"}, actions(plan, builds))
@@ -121,8 +121,8 @@ func TestEvictionSkipsBuildsThatFreeNothing(t *testing.T) {
 		b.later.Add(int64(time.Hour))
 	}
 	b.collect(b.plan(b.plan(0).Used * 2 / 3))
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])) &&
-		b.cache.forms.OnlyPacked(large(builds[2])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[1])) &&
+		b.cache.packing.OnlyPacked(large(builds[2])))
 	plan := b.plan(b.plan(0).Used - 1)
 	require.Len(t, plan.Steps, 1)
 	require.Equal(t, evict.Evict, plan.Steps[0].Action)
@@ -147,7 +147,7 @@ func TestPackingSkipsLeasedAndRequestedBuilds(t *testing.T) {
 	require.NoError(t, a.View.Close())
 	b.collect(plan)
 	require.Equal(t, "kept: used after the plan was made", plan.Steps[0].Outcome)
-	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])))
+	require.False(t, b.cache.packing.OnlyPacked(large(builds[2])))
 
 	// One that comes while it is compared with others ends that.
 	plan = b.plan(all - 1<<19)

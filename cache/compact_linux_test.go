@@ -61,10 +61,10 @@ func TestTheBaseIsTheOneThatIsUsed(t *testing.T) {
 	b.askFor(2, files[1])
 	b.packCold(2 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[1])), "it is used, and whole")
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])),
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[0])),
 		"it was the base, and nobody uses it")
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
-	_, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[2])))
+	_, recipe, unpacked := b.cache.packing.Bytes(large(builds[1]))
 	require.Zero(t, recipe)
 	require.Zero(t, unpacked, "the whole form does for that")
 	require.InDelta(t, before, b.objects(), 32<<10, "one variant is whole, as before")
@@ -84,7 +84,7 @@ func TestTheBaseIsTheOneThatIsUsed(t *testing.T) {
 	b.later.Add(int64(3 * time.Hour))
 	b.packCold(2 * time.Hour)
 	for i, build := range builds {
-		_, _, unpacked := b.cache.forms.Bytes(large(build))
+		_, _, unpacked := b.cache.packing.Bytes(large(build))
 		require.Zero(t, unpacked, "variant %d was not used for three hours", i+1)
 		b.askFor(i+1, files[i])
 	}
@@ -99,7 +99,7 @@ func TestAVariantThatWasNeverPackedBecomesTheBase(t *testing.T) {
 	b.askFor(2, files[1])
 	b.packCold(2 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[1])))
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[0])))
 	for i := range builds {
 		b.askFor(i+1, files[i])
 	}
@@ -110,14 +110,14 @@ func TestCompactingLeavesViewsAlone(t *testing.T) {
 	b, builds, files := family(t, 2)
 	a := b.acquire(b.variant(2))
 	b.packCold(2 * time.Hour)
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[0])))
 	require.Equal(t, files[1], b.read(a))
-	_, _, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	_, _, unpacked := b.cache.packing.Bytes(large(builds[1]))
 	require.Positive(t, unpacked)
 	require.NoError(t, a.View.Close())
 	b.later.Add(int64(time.Hour)) // it was given out by path
 	b.packCold(2 * time.Hour)
-	_, _, unpacked = b.cache.forms.Bytes(large(builds[1]))
+	_, _, unpacked = b.cache.packing.Bytes(large(builds[1]))
 	require.Zero(t, unpacked)
 	b.askFor(2, files[1])
 }
@@ -148,7 +148,7 @@ func TestCompactionSkips(t *testing.T) {
 			}
 			b.packCold(2 * time.Hour)
 			require.True(t, b.cache.cas.Has(large(builds[0])))
-			require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
+			require.True(t, b.cache.packing.OnlyPacked(large(builds[1])))
 			b.askFor(2, files[1])
 		})
 	}
@@ -170,7 +170,7 @@ func TestPrivateBlobsNeverReplaceSharedBases(t *testing.T) {
 	require.NoError(t, a.View.Close())
 	b.packCold(2 * time.Hour)
 	require.True(t, b.cache.cas.Has(large(builds[0])))
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[1])))
 }
 
 // Compacting that was interrupted goes on after a restart, though no build of the two is used any
@@ -179,7 +179,7 @@ func TestInterruptedCompactingContinues(t *testing.T) {
 	b, builds, files := family(t, 3)
 	stopped := errors.New("stopped")
 	base := large(builds[0])
-	err := b.cache.forms.Compact(context.Background(),
+	err := b.cache.packing.Compact(context.Background(),
 		packing.Family{Hot: large(builds[1]), Base: base}, func(context.Context) error {
 			if b.cache.cas.Has(large(builds[1])) {
 				return stopped
@@ -190,7 +190,7 @@ func TestInterruptedCompactingContinues(t *testing.T) {
 	require.True(t, b.cache.cas.Has(base) && b.cache.cas.Has(large(builds[1])))
 	b.reopen()
 	for _, build := range builds[:2] { // as is done by itself
-		_, err := b.cache.forms.Sharing.Examine(context.Background(), large(build), nil)
+		_, err := b.cache.packing.Sharing.Examine(context.Background(), large(build), nil)
 		require.NoError(t, err)
 	}
 	b.packCold(2 * time.Hour)
@@ -225,14 +225,14 @@ func TestARecipeOfABlobThatIsWholeIsRemoved(t *testing.T) {
 	recipe := b.recipePath(d)
 	raw, err := os.ReadFile(recipe)
 	require.NoError(t, err)
-	require.NoError(t, b.cache.forms.MakeWhole(context.Background(), d))
+	require.NoError(t, b.cache.packing.MakeWhole(context.Background(), d))
 	b.close()
 	require.NoError(t, os.WriteFile(recipe, raw, 0o444))
 	b.open()
 	require.NoError(t, b.cache.Store.RemoveLeftovers(context.Background()))
 	require.True(t, b.cache.cas.Has(d))
-	require.Empty(t, b.cache.forms.Recipes.Users(large(builds[0])))
-	_, packed := b.cache.forms.Recipes.Has(d)
+	require.Empty(t, b.cache.packing.Recipes.Users(large(builds[0])))
+	_, packed := b.cache.packing.Recipes.Has(d)
 	require.False(t, packed)
 	b.exact()
 	b.askFor(2, files[1])

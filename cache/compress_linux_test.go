@@ -34,7 +34,7 @@ func (b *bench) eventTexts(n, kib, batch int) *request.Request {
 }
 
 func (b *bench) compressed(d cas.Digest) bool {
-	p, ok := b.cache.forms.Recipes.Has(d)
+	p, ok := b.cache.packing.Recipes.Has(d)
 	return ok && p.Compressed > 0
 }
 
@@ -61,7 +61,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 	require.Len(t, b.objectsOf(d), 1, "its literals are in the recipe's file")
 	after, err := b.cache.objectBytes(context.Background())
 	require.NoError(t, err)
-	_, recipe, _ := b.cache.forms.Bytes(d)
+	_, recipe, _ := b.cache.packing.Bytes(d)
 	require.InDelta(t, promised+256<<10, before-after-recipe, 16<<10,
 		"hexadecimal digits have four bits of eight")
 	b.exact()
@@ -98,7 +98,7 @@ func TestLiteralsAreCompressedWhenABuildIsPacked(t *testing.T) {
 
 // objectsOf lists what the recipe of a blob takes from.
 func (b *bench) objectsOf(d cas.Digest) (all []cas.Digest) {
-	p, _ := b.cache.forms.Recipes.Has(d)
+	p, _ := b.cache.packing.Recipes.Has(d)
 	for _, one := range p.Bases {
 		require.True(b, b.cache.cas.Has(one.Digest))
 		all = append(all, one.Digest)
@@ -116,7 +116,7 @@ func TestABlobThatSharesNothingStaysWhole(t *testing.T) {
 	more, _ := b.stores([]*request.Request{b.eventTexts(512, 900, 2)})
 	require.Greater(t, b.cache.Store.Packer().PackSaving(more[0].ID), int64(1<<20))
 	b.pass(3 * time.Hour)
-	require.True(t, b.cache.forms.OnlyPacked(large(more[0])))
+	require.True(t, b.cache.packing.OnlyPacked(large(more[0])))
 }
 
 // No byte of what is damaged is served; check finds it, with and without --deep, where the stamp

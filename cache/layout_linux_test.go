@@ -82,7 +82,7 @@ func TestALayoutNamesThePackedBase(t *testing.T) {
 	}
 	require.Positive(t, b.pack(builds[1]))
 	require.Positive(t, b.pack(builds[0]))
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[0])))
 	l := b.layout(b.self(), 2, true)
 	require.Len(t, l.Files, 2, "the larger ones: no graphs")
 	others := int64(0)

@@ -80,7 +80,7 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 			require.NoError(t, os.Remove(filepath.Join(b.state, "index.db")))
 		}
 		b.open()
-		require.Len(t, b.cache.forms.Recipes.Users(blobNamed(t, "dc66f368", b)), 1,
+		require.Len(t, b.cache.packing.Recipes.Users(blobNamed(t, "dc66f368", b)), 1,
 			"it is half exchanged")
 		serveAll := func() {
 			t.Helper()

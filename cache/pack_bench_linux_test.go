@@ -152,7 +152,7 @@ func BenchmarkFirstHitOfAPacked(b *testing.B) {
 	bench.open()
 	builds, _ := bench.stores([]*request.Request{bench.dense(4096, 1), bench.dense(4096, 2)})
 	bench.pack(builds[1])
-	require.True(b, bench.cache.forms.OnlyPacked(large(builds[1])))
+	require.True(b, bench.cache.packing.OnlyPacked(large(builds[1])))
 	d := large(builds[0])
 	object := filepath.Join(bench.state, "objects", d.String()[:2], d.String())
 	var hit, cp, again time.Duration

@@ -103,7 +103,7 @@ func (b *crashBench) requireAfterCrash(losses ...crashfs.Loss) {
 			require.Equal(b, "leftover", f.Kind, "%v", f)
 		}
 		require.NoError(b,
-			after.cache.forms.Recipes.Walk(context.Background(),
+			after.cache.packing.Recipes.Walk(context.Background(),
 				func(d cas.Digest, p dedupe.Packed) error {
 					for _, base := range p.Bases {
 						require.True(b, after.cache.cas.Has(base.Digest),
@@ -143,7 +143,7 @@ func (b *crashBench) requireHeld() {
 	b.Helper()
 	for _, build := range b.builds {
 		if _, err := b.cache.index.Get(build.ID); err == nil {
-			require.NoError(b, b.cache.forms.Check(context.Background(), large(build)))
+			require.NoError(b, b.cache.packing.Check(context.Background(), large(build)))
 		}
 	}
 }
@@ -194,7 +194,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			pack(b, builds)
 			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[0].ID)
 			require.NoError(b, err)
-		}, func(b *crashBench) error { return b.cache.forms.MakeWhole(ctx, large(b.builds[0])) },
+		}, func(b *crashBench) error { return b.cache.packing.MakeWhole(ctx, large(b.builds[0])) },
 			3},
 		{"compact what no build needs", []int{640, 300, 300},
 			func(b *bench, builds []*index.Build) {
@@ -203,7 +203,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 				require.NoError(b, err)
 				require.NoError(b, b.remove(builds[0]))
 			}, func(b *crashBench) error {
-				return b.cache.forms.Compact(ctx, packing.Family{Base: large(b.builds[0])}, nil)
+				return b.cache.packing.Compact(ctx, packing.Family{Base: large(b.builds[0])}, nil)
 			}, 3},
 		{"evict what is packed with its base", []int{320, 320}, pack,
 			func(b *crashBench) error { return b.evict(2) }, 7},
@@ -233,7 +233,7 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[2].ID)
 			require.NoError(b, err)
 		}, func(b *crashBench) error {
-			return b.cache.forms.Compact(ctx,
+			return b.cache.packing.Compact(ctx,
 				packing.Family{Hot: large(b.builds[1]), Base: large(b.builds[0])}, nil)
 		}, 3}, // many, and most of them are those of the others
 	}

@@ -53,7 +53,7 @@ func (b *bench) stores(asks []*request.Request) (builds []*index.Build, files []
 	b.later.Add(int64(time.Hour))
 	for _, build := range builds {
 		for d := range build.DistinctBlobs() {
-			_, err := b.cache.forms.Sharing.Examine(context.Background(), d, nil)
+			_, err := b.cache.packing.Sharing.Examine(context.Background(), d, nil)
 			require.NoError(b, err)
 		}
 	}
@@ -83,7 +83,7 @@ func packedPair(t *testing.T) (b *bench, builds []*index.Build, files []map[stri
 	b = newBench(t)
 	builds, files = b.similar(2)
 	require.Positive(t, b.pack(builds[1]))
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[1])))
 	return b, builds, files
 }
 
@@ -119,7 +119,7 @@ func TestAPackedBuildIsAHit(t *testing.T) {
 	require.NoError(t, err)
 	require.InDelta(t, promised, freed, 16<<10)
 	require.InDelta(t, before-after, freed, 16<<10)
-	whole, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	whole, recipe, unpacked := b.cache.packing.Bytes(large(builds[1]))
 	require.Zero(t, whole)
 	require.Positive(t, recipe)
 	require.Zero(t, unpacked)
@@ -322,12 +322,12 @@ func TestDamageOfAPackedBuildIsNeverServed(t *testing.T) {
 			require.NoError(t, os.WriteFile(other, raw, 0o444))
 		}, false, false},
 		{"literals gone", func(t *testing.T, b *bench, builds []*index.Build) {
-			p, ok := b.cache.forms.Recipes.Has(large(builds[1]))
+			p, ok := b.cache.packing.Recipes.Has(large(builds[1]))
 			require.True(t, ok)
 			require.NotEqual(t, -1, p.Literals)
 			require.NoError(t, os.Remove(object(b, p.Bases[p.Literals].Digest)))
 		}, false, false},
-		{"unpacked form changed", func(t *testing.T, b *bench, builds []*index.Build) {
+		{"unpacked file changed", func(t *testing.T, b *bench, builds []*index.Build) {
 			a := b.acquire(b.variant(2))
 			require.NoError(t, a.View.Close())
 			d := large(builds[1])
@@ -400,7 +400,7 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 		a := b.acquire(r)
 		require.NoError(t, a.View.Close())
 		b.later.Add(int64(time.Hour))
-		_, err := b.cache.forms.Sharing.Examine(context.Background(), large(a.Build), nil)
+		_, err := b.cache.packing.Sharing.Examine(context.Background(), large(a.Build), nil)
 		require.NoError(t, err)
 		return a.Build
 	}
@@ -414,13 +414,13 @@ func TestScopesDoNotReachIntoEachOther(t *testing.T) {
 	require.Zero(t, b.cache.Store.Packer().PackSaving(shared.ID), "for all, with one user's")
 	require.Zero(t, b.pack(shared))
 	require.Positive(t, b.pack(same))
-	p, _ := b.cache.forms.Recipes.Has(large(same))
+	p, _ := b.cache.packing.Recipes.Has(large(same))
 	require.Equal(t, large(first), p.Bases[0].Digest)
 	after := ask(one+2, 5)
 	require.Positive(t, b.cache.Store.Packer().PackSaving(after.ID),
 		"one user's, with what is for all")
 	require.Positive(t, b.pack(after))
-	p, _ = b.cache.forms.Recipes.Has(large(after))
+	p, _ = b.cache.packing.Recipes.Has(large(after))
 	require.Equal(t, large(shared), p.Bases[0].Digest)
 }
 
@@ -453,7 +453,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	results, err = b.cache.Pack(ctx, self, []string{name}, false, true, nil)
 	require.NoError(t, err)
 	require.Equal(t, store.PackedNow, results.Builds[0].Outcome)
-	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "it was only asked")
+	require.False(t, b.cache.packing.OnlyPacked(large(builds[1])), "it was only asked")
 	promised := results.Builds[0].FreesBytes
 	require.Zero(t, results.Builds[0].LaterBytes)
 	require.Equal(t, promised, later, "it was reported while it might not be packed yet")
@@ -475,7 +475,7 @@ func TestPackAndUnpackByHand(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, store.UnpackedNow, results.Builds[0].Outcome)
 	require.Negative(t, results.Builds[0].FreesBytes)
-	whole, recipe, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	whole, recipe, unpacked := b.cache.packing.Bytes(large(builds[1]))
 	require.Positive(t, whole)
 	require.Zero(t, recipe+unpacked)
 	b.exact()
@@ -536,7 +536,7 @@ func TestRemovalWhileBecomingWholeLeavesNothing(t *testing.T) {
 		require.NoError(t, err)
 	}
 	f.mu.Unlock()
-	require.NoError(t, b.cache.forms.MakeWhole(context.Background(), large(builds[1])))
+	require.NoError(t, b.cache.packing.MakeWhole(context.Background(), large(builds[1])))
 	require.Len(t, b.list(), 1)
 	require.False(t, b.cache.cas.Has(large(builds[1])))
 	found, err := b.cache.Check(context.Background(), b.self(), &wire.Check{Deep: true}, nil)
@@ -552,7 +552,7 @@ func TestBlobThatBecomesWholeWhileUnpackingIsServed(t *testing.T) {
 	d := large(builds[1])
 	a, err := lookup.Lease(context.Background(), b.cache.Store, builds[1], func(phase string) {
 		if phase == lookup.Unpacking {
-			require.NoError(t, b.cache.forms.MakeWhole(context.Background(), d))
+			require.NoError(t, b.cache.packing.MakeWhole(context.Background(), d))
 		}
 	})
 	require.NoError(t, err)
@@ -580,7 +580,7 @@ func unpackingTells(t *testing.T, removed bool) {
 	a := b.acquire(b.variant(2))
 	require.NoError(t, a.View.Close())
 	b.later.Add(int64(time.Hour))
-	_, _, unpacked := b.cache.forms.Bytes(large(builds[1]))
+	_, _, unpacked := b.cache.packing.Bytes(large(builds[1]))
 	require.Positive(t, unpacked, "there is a copy")
 	taken := func() int64 {
 		s, err := b.cache.Queries.Space()

@@ -63,7 +63,7 @@ func TestRealVariantsArePackedAndCompute(t *testing.T) {
 			results, err := b.cache.Pack(context.Background(), b.self(), nil, true, false, nil)
 			require.NoError(t, err)
 			require.Len(t, results.Builds, 2)
-			require.True(t, b.cache.forms.OnlyPacked(large(packed.Build)), "%v", results)
+			require.True(t, b.cache.packing.OnlyPacked(large(packed.Build)), "%v", results)
 			size := int64(0)
 			for _, f := range packed.Build.Files {
 				size = max(size, f.Size)

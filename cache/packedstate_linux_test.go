@@ -50,14 +50,14 @@ func TestABuildIsKeptAsItsFilesAre(t *testing.T) {
 		}
 		return one
 	}
-	require.Equal(t, "packed", b.cache.Queries.FormWord(both(builds[0], builds[2])))
-	require.Equal(t, "packed", b.cache.Queries.FormWord(both(builds[2], builds[0])))
+	require.Equal(t, "packed", b.cache.Queries.Representation(both(builds[0], builds[2])))
+	require.Equal(t, "packed", b.cache.Queries.Representation(both(builds[2], builds[0])))
 
-	p, _ := b.cache.forms.Recipes.Has(large(builds[1]))
+	p, _ := b.cache.packing.Recipes.Has(large(builds[1]))
 	compressed := fmt.Sprintf("packed: %s of %s are its own, compressed to %s",
 		bytesize.Text(p.Compressed), bytesize.Text(p.Size), bytesize.Text(p.Stored))
 	require.Equal(t, compressed, b.kept(builds[1].BuildKey.String()))
-	q, _ := b.cache.forms.Recipes.Has(large(builds[2]))
+	q, _ := b.cache.packing.Recipes.Has(large(builds[2]))
 	require.Less(t, q.Bases[q.Literals].Size, q.Size/8)
 	packed := fmt.Sprintf("packed: %s of %s are its "+
 		"own", bytesize.Text(q.Bases[q.Literals].Size),

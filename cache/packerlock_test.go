@@ -15,7 +15,7 @@ func TestRunningPackerDoesNotWaitForItsSuccessor(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	defer b.cache.Store.Packer().BeginRequest()()
-	leave, err := b.cache.forms.LockForm(ctx)
+	leave, err := b.cache.packing.LockRepresentation(ctx)
 	require.NoError(t, err)
 	shut, stop := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer stop()
@@ -23,7 +23,7 @@ func TestRunningPackerDoesNotWaitForItsSuccessor(t *testing.T) {
 		"somebody asks, and nobody waits for the turn")
 	taken := make(chan error, 1)
 	go func() {
-		leave, err := b.cache.forms.LockForm(ctx)
+		leave, err := b.cache.packing.LockRepresentation(ctx)
 		if err == nil {
 			leave()
 		}

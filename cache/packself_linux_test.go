@@ -59,7 +59,7 @@ func TestABuildThatRepeatsItselfIsPacked(t *testing.T) {
 	require.Equal(t, saving, b.packable())
 	require.InDelta(t, saving, b.pack(builds[0]), 16<<10)
 	require.Zero(t, b.packable())
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[0])))
 	a, phases := b.phases(b.repeated(3))
 	require.Contains(t, phases, lookup.Unpacking)
 	require.Equal(t, files[0], b.read(a))
@@ -88,7 +88,7 @@ func TestPackingEvictsNothing(t *testing.T) {
 	require.NoError(t, b.cache.Reload(tight))
 	most := int64(0)
 	d := large(builds[0])
-	freed, err := b.cache.forms.Pack(context.Background(), d, packing.Little,
+	freed, err := b.cache.packing.Pack(context.Background(), d, packing.Little,
 		func(ctx context.Context) error {
 			above, err := b.cache.Store.Collector().AboveBounds(ctx, false)
 			require.False(t, above)
@@ -117,8 +117,8 @@ func TestABuildThatRepeatsItselfIsABase(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, store.PackedNow, results.Builds[0].Outcome)
 	require.Greater(t, results.Builds[0].FreesBytes, int64(19<<20/10))
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[0])))
-	require.Empty(t, b.cache.forms.Recipes.Users(large(builds[0])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[0])))
+	require.Empty(t, b.cache.packing.Recipes.Users(large(builds[0])))
 	b.exact()
 	b.requireSound()
 	for i, r := range asks() {
@@ -140,9 +140,9 @@ func TestSmallSavingsArePackedByHand(t *testing.T) {
 	b.pass(60 * 24 * time.Hour)
 	require.True(t, b.cache.cas.Has(d))
 	require.Positive(t, b.pack(builds[0]))
-	require.True(t, b.cache.forms.OnlyPacked(d))
+	require.True(t, b.cache.packing.OnlyPacked(d))
 	b.pass(time.Hour)
-	require.True(t, b.cache.forms.OnlyPacked(d), "no application has used it")
+	require.True(t, b.cache.packing.OnlyPacked(d), "no application has used it")
 	b.exact()
 	a := b.acquire(ask())
 	require.Equal(t, request.Hit, a.Outcome)
@@ -163,19 +163,19 @@ func TestOutdatedMatchesAreComparedAgain(t *testing.T) {
 	require.Zero(t, b.cache.Store.Packer().PackSaving(builds[1].ID),
 		"what it would take from is packed")
 	b.pass(0)
-	require.False(t, b.cache.forms.Sharing.IsKnown(d))
+	require.False(t, b.cache.packing.Sharing.IsKnown(d))
 	// as the next time by itself
-	_, err := b.cache.forms.Sharing.Examine(context.Background(), d, nil)
+	_, err := b.cache.packing.Sharing.Examine(context.Background(), d, nil)
 	require.NoError(t, err)
 	b.pass(3 * time.Hour)
-	require.True(t, b.cache.forms.OnlyPacked(d))
-	require.Contains(t, b.cache.forms.Recipes.Users(b.literals(builds[0])), d)
+	require.True(t, b.cache.packing.OnlyPacked(d))
+	require.Contains(t, b.cache.packing.Recipes.Users(b.literals(builds[0])), d)
 }
 
 // literals are what a packed build has of its own.
 func (b *bench) literals(build *index.Build) cas.Digest {
 	b.Helper()
-	p, ok := b.cache.forms.Recipes.Has(large(build))
+	p, ok := b.cache.packing.Recipes.Has(large(build))
 	require.True(b, ok && p.Literals != dedupe.NoLiterals)
 	return p.Bases[p.Literals].Digest
 }

@@ -42,15 +42,15 @@ func TestBuildsArePackedByThemselves(t *testing.T) {
 	}
 	require.Eventually(t, looked, 2*time.Minute, 5*time.Millisecond)
 	for _, build := range builds {
-		require.False(t, b.cache.forms.OnlyPacked(large(build)), "it was just made")
+		require.False(t, b.cache.packing.OnlyPacked(large(build)), "it was just made")
 	}
 	b.later.Add(int64(2 * time.Hour))
 	b.reopen()
 	require.Eventually(t, func() bool {
-		return b.cache.forms.OnlyPacked(large(builds[1])) &&
-			b.cache.forms.OnlyPacked(large(builds[2]))
+		return b.cache.packing.OnlyPacked(large(builds[1])) &&
+			b.cache.packing.OnlyPacked(large(builds[2]))
 	}, 20*time.Second, 5*time.Millisecond)
-	require.False(t, b.cache.forms.OnlyPacked(large(builds[0])), "it is their base")
+	require.False(t, b.cache.packing.OnlyPacked(large(builds[0])), "it is their base")
 	for i := range builds {
 		a := b.acquire(b.variant(i + 1))
 		require.Equal(t, request.Hit, a.Outcome)
@@ -79,19 +79,22 @@ func TestAPinnedOrWarmBuildIsNotPackedByItself(t *testing.T) {
 	s := b.cache.Store.Packer()
 	require.NoError(t,
 		s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
-	require.False(t, b.cache.forms.OnlyPacked(large(builds[2])), "an hour is not two")
+	require.False(t, b.cache.packing.OnlyPacked(large(builds[2])), "an hour is not two")
 	b.later.Add(int64(2 * time.Hour))
 	require.NoError(t,
 		s.Pack(context.Background(), store.Packing{When: store.PackCold, After: 2 * time.Hour}))
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[2])))
-	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])), "pinned")
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[2])))
+	require.False(t, b.cache.packing.OnlyPacked(large(builds[1])), "pinned")
 }
 
 // A copy that was made for a request is removed when its build is cold again.
 func TestUnusedUnpackedCopyIsRemoved(t *testing.T) {
 	b, builds, files := packedPair(t)
 	s, ctx := b.cache.Store.Packer(), context.Background()
-	unpacked := func() int64 { _, _, bytes := b.cache.forms.Bytes(large(builds[1])); return bytes }
+	unpacked := func() int64 {
+		_, _, bytes := b.cache.packing.Bytes(large(builds[1]))
+		return bytes
+	}
 	for _, mode := range []string{store.PackCold, store.PackAlways} {
 		a := b.acquire(b.variant(2))
 		require.Equal(t, files[1], b.read(a))
@@ -119,12 +122,12 @@ func TestALargeVariantIsComparedWithItsSketchKnownOrNot(t *testing.T) {
 			b.cache.index.Sketches.Drop(d[:])
 			b.cache.index.Shares.Drop(d[:])
 		}
-		m, err := b.cache.forms.Sharing.Match(ctx, d, nil)
+		m, err := b.cache.packing.Sharing.Match(ctx, d, nil)
 		require.NoError(t, err)
 		require.NotNil(t, m)
 		m.Close()
 		require.Greater(t, m.Plan.Size, int64(16<<20))
-		found, err := b.cache.forms.Sharing.Examine(ctx, d, nil)
+		found, err := b.cache.packing.Sharing.Examine(ctx, d, nil)
 		require.NoError(t, err)
 		require.Equal(t, large(builds[0]), found.From[0])
 		require.Positive(t, found.Saving)
@@ -156,7 +159,7 @@ func TestPeriodicScanReadsOnlyChanges(t *testing.T) {
 	allToRead, _ := s.Pending()
 	require.False(t, allToRead)
 	s.Sweep(ctx)
-	require.True(t, b.cache.forms.OnlyPacked(packed), "it is cold")
+	require.True(t, b.cache.packing.OnlyPacked(packed), "it is cold")
 	_, known := b.cache.index.Shares.Get(packed[:])
 	require.False(t, known)
 	s.RetrySweep()
@@ -165,13 +168,13 @@ func TestPeriodicScanReadsOnlyChanges(t *testing.T) {
 	_, err := b.cache.Unpack(ctx, b.self(), []string{builds[1].BuildKey.String()}, false, false,
 		nil)
 	require.NoError(t, err)
-	require.False(t, b.cache.forms.OnlyPacked(packed))
+	require.False(t, b.cache.packing.OnlyPacked(packed))
 	s.RetrySweep()
 	allToRead, _ = s.Pending()
 	require.False(t, allToRead)
 	s.Sweep(ctx)
-	require.True(t, b.cache.forms.Sharing.IsKnown(packed) ||
-		b.cache.forms.OnlyPacked(packed), "looked at again")
+	require.True(t, b.cache.packing.Sharing.IsKnown(packed) ||
+		b.cache.packing.OnlyPacked(packed), "looked at again")
 }
 
 // Storing one build does not scan all blobs for packing; that is done periodically.
@@ -181,10 +184,10 @@ func TestAStoredBuildHasNothingElsePacked(t *testing.T) {
 	s := b.cache.Store.Packer()
 	s.EnqueueBuild(builds[0])
 	s.Sweep(context.Background())
-	require.False(t, b.cache.forms.OnlyPacked(large(builds[1])))
+	require.False(t, b.cache.packing.OnlyPacked(large(builds[1])))
 	s.RetrySweep()
 	s.Sweep(context.Background())
-	require.True(t, b.cache.forms.OnlyPacked(large(builds[1])))
+	require.True(t, b.cache.packing.OnlyPacked(large(builds[1])))
 }
 
 // badDisk opens no file of a name while that is set.
@@ -219,12 +222,12 @@ func TestFailedComparisonIsRetried(t *testing.T) {
 	require.Equal(t, []cas.Digest{d}, failed)
 	disk.name.Store(nil)
 	s.Sweep(ctx)
-	require.False(t, b.cache.forms.Sharing.IsKnown(d), "not before the tick")
+	require.False(t, b.cache.packing.Sharing.IsKnown(d), "not before the tick")
 	s.RetrySweep()
 	allToRead, _ := s.Pending()
 	require.False(t, allToRead)
 	s.Sweep(ctx)
-	require.True(t, b.cache.forms.Sharing.IsKnown(d))
+	require.True(t, b.cache.packing.Sharing.IsKnown(d))
 	_, failed = s.Pending()
 	require.Empty(t, failed)
 }

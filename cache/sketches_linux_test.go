@@ -19,7 +19,7 @@ func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 	literals := b.literalsOf(large(builds[1]))
 	for _, d := range []cas.Digest{build, base, literals} {
 		if d == build {
-			_, err := b.cache.forms.Sharing.Examine(context.Background(), d, nil)
+			_, err := b.cache.packing.Sharing.Examine(context.Background(), d, nil)
 			require.NoError(t, err)
 		}
 		raw, ok := b.cache.index.Sketches.Get(d[:])
@@ -29,10 +29,10 @@ func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 		// it shares nothing
 		require.NoError(t,
 			b.cache.index.Shares.Save(d[:], append([]byte{3, 0}, make([]byte, 8)...)))
-		require.True(t, b.cache.forms.Sharing.IsKnown(d))
+		require.True(t, b.cache.packing.Sharing.IsKnown(d))
 	}
 	require.NoError(t,
-		b.cache.forms.Sharing.RefreshSketches(context.Background(),
+		b.cache.packing.Sharing.RefreshSketches(context.Background(),
 			b.cache.Store.Packer().AwaitIdle))
 	for _, d := range []cas.Digest{base, literals} {
 		b.requireSketch(d)
@@ -40,7 +40,7 @@ func TestSketchesOfAnotherVersionAreReplaced(t *testing.T) {
 	todo, err := b.cache.Store.Packer().UnknownBlobs(context.Background())
 	require.NoError(t, err)
 	require.Contains(t, todo, build)
-	_, err = b.cache.forms.Sharing.Examine(context.Background(), build, nil)
+	_, err = b.cache.packing.Sharing.Examine(context.Background(), build, nil)
 	require.NoError(t, err)
 	b.requireSketch(build)
 }
@@ -55,7 +55,7 @@ func (b *bench) requireSketch(d cas.Digest) {
 }
 
 func (b *bench) literalsOf(d cas.Digest) cas.Digest {
-	p, ok := b.cache.forms.Recipes.Has(d)
+	p, ok := b.cache.packing.Recipes.Has(d)
 	require.True(b, ok)
 	require.NotEqual(b, dedupe.NoLiterals, p.Literals)
 	return p.Bases[p.Literals].Digest

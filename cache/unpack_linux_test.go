@@ -210,7 +210,7 @@ func TestPackedWhileItIsAskedFor(t *testing.T) {
 			}
 			if i%3 == 0 {
 				for d := range builds[1].DistinctBlobs() {
-					if err := b.cache.forms.MakeWhole(context.Background(), d); err != nil {
+					if err := b.cache.packing.MakeWhole(context.Background(), d); err != nil {
 						t.Error(err)
 					}
 				}
@@ -249,7 +249,7 @@ func TestAnUnpackedFormHasAPlace(t *testing.T) {
 	require.NoError(t, err)
 	reserved := b.reserved
 	copies := func() int64 {
-		packed, err := b.cache.forms.Space(true)
+		packed, err := b.cache.packing.Space(true)
 		require.NoError(t, err)
 		return packed.Copies
 	}
@@ -307,10 +307,10 @@ func TestBlobsBeingServedKeepTheirRepresentation(t *testing.T) {
 		require.NoError(t, err)
 		defer done()
 	}
-	require.ErrorIs(t, b.cache.forms.DropCopy(copied), packing.ErrInUse)
-	_, _, disk := b.cache.forms.Bytes(copied)
+	require.ErrorIs(t, b.cache.packing.DropCopy(copied), packing.ErrInUse)
+	_, _, disk := b.cache.packing.Bytes(copied)
 	require.Positive(t, disk)
-	freed, err := b.cache.forms.Pack(context.Background(), whole, packing.Worth, nil)
+	freed, err := b.cache.packing.Pack(context.Background(), whole, packing.Worth, nil)
 	require.NoError(t, err)
 	require.Zero(t, freed)
 	require.True(t, b.cache.cas.Has(whole))

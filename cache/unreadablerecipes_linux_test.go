@@ -74,7 +74,7 @@ func TestARecipeThatTheSystemDidNotGive(t *testing.T) {
 	b.later.Add(int64(time.Hour))
 	plan = b.plan(0)
 	require.NotEmpty(t, plan.Steps, "%+v", plan.Kept)
-	require.True(t, b.cache.forms.Recipes.Complete())
+	require.True(t, b.cache.packing.Recipes.Complete())
 }
 
 // A recipe that the disk never returns is quarantined when the store is repaired: its build is
@@ -87,7 +87,7 @@ func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 		builds, files := b.similar(2)
 		require.Positive(t, b.pack(builds[1]))
 		fs.path = b.recipePath(large(builds[1]))
-		f, err := b.cache.forms.Open(ctx, large(builds[1]))
+		f, err := b.cache.packing.Open(ctx, large(builds[1]))
 		require.NoError(t, err)
 		content, err := io.ReadAll(f)
 		require.NoError(t, errors.Join(err, f.Close()))
@@ -101,11 +101,11 @@ func TestARecipeThatTheDiskNeverGivesIsRepaired(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, b.cache.cas.Has(large(builds[1])))
 		}
-		require.False(t, b.cache.forms.Recipes.Complete())
+		require.False(t, b.cache.packing.Recipes.Complete())
 		found, err := b.cache.Check(ctx, b.self(), &wire.Check{Deep: true, Repair: true}, nil)
 		require.NoError(t, err)
 		require.NotEmpty(t, found.Findings)
-		require.True(t, b.cache.forms.Recipes.Complete())
+		require.True(t, b.cache.packing.Recipes.Complete())
 		require.NoFileExists(t, fs.path)
 		aside, err := filepath.Glob(b.cache.path("quarantine", "*-"+large(builds[1]).String()))
 		require.NoError(t, err)

@@ -27,7 +27,7 @@ func (st *Store) openForms() error {
 		}
 	}
 	var err error
-	st.forms, err = packing.Open(packing.Options{Dir: st.dir, Copies: dir, Apart: apart,
+	st.packing, err = packing.Open(packing.Options{Dir: st.dir, Copies: dir, Apart: apart,
 		Whole: st.cas, FS: st.options.FS, Memory: st.index,
 		Sketches: st.index.Sketches, Shares: st.index.Shares, Changed: st.packer.EnqueueChanged,
 		Owner: blobOwner{st}, Log: st.log})
@@ -144,7 +144,7 @@ func (st *Store) remeasure(ctx context.Context, wrong []cas.Digest) error {
 	if len(wrong) == 0 {
 		return nil
 	}
-	leave, err := st.forms.LockForm(ctx) // so that no blob is packed in the meantime
+	leave, err := st.packing.LockRepresentation(ctx) // so that no blob is packed in the meantime
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (st *Store) Needs(d cas.Digest) (all []Need, err error) {
 		return err
 	}
 	err = add(d)
-	for _, user := range st.forms.Recipes.Users(d) {
+	for _, user := range st.packing.Recipes.Users(d) {
 		if !st.cas.Has(user) {
 			err = errors.Join(err, add(user))
 		}
@@ -204,7 +204,7 @@ func (o blobOwner) scopesOf(d cas.Digest) (scopeSet, error) {
 	if err := o.addScopes(out, d); err != nil || len(out) > 0 {
 		return out, err
 	}
-	for _, user := range o.st.forms.Recipes.Users(d) {
+	for _, user := range o.st.packing.Recipes.Users(d) {
 		if err := o.addScopes(out, user); err != nil {
 			return out, err
 		}

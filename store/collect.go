@@ -67,7 +67,7 @@ func (c *Collector) pinnedOrInUse(id index.BuildID) string {
 // whyNoEviction returns why no build may be evicted, because some needs are unknown; "" if builds
 // may be.
 func (c *Collector) whyNoEviction() string {
-	if c.st.index.Complete() && c.st.forms.Recipes.Complete() {
+	if c.st.index.Complete() && c.st.packing.Recipes.Complete() {
 		return ""
 	}
 	return KeptUnreadable
@@ -240,7 +240,7 @@ func (st *Store) FreedOf(parts map[cas.Digest]int64, before map[cas.Digest]int64
 func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 	parts := b.DistinctBlobs()
 	for d := range b.DistinctBlobs() {
-		if p, ok := st.forms.Recipes.Has(d); ok {
+		if p, ok := st.packing.Recipes.Has(d); ok {
 			for _, base := range p.Bases {
 				parts[base.Digest] = base.Size
 			}
@@ -251,8 +251,8 @@ func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 
 // DiskBytesOf returns how many bytes a blob takes on the disk now, in all its representations.
 func (st *Store) DiskBytesOf(d cas.Digest) int64 {
-	whole, recipe, unpacked := st.forms.Bytes(d)
-	if _, apart := st.forms.Copies.Directory(); apart {
+	whole, recipe, unpacked := st.packing.Bytes(d)
+	if _, apart := st.packing.Copies.Directory(); apart {
 		return whole + recipe
 	}
 	return whole + recipe + unpacked

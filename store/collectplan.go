@@ -51,7 +51,7 @@ const maxRecords = 256
 // evict.Snapshot.Plan decides the order of evictions.
 func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection, error) {
 	began := time.Now()
-	c.st.forms.Recipes.RetryUnread() // because unread recipes prevent eviction
+	c.st.packing.Recipes.RetryUnread() // because unread recipes prevent eviction
 	b, err := c.st.Bounds()
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")

@@ -16,7 +16,7 @@ func publishOne(t *testing.T, st *Store) *index.Build {
 	t.Helper()
 	b, dir := stageBuild(t, st)
 	hold := st.Blobs().Hold()
-	defer st.Forms().Release(hold)
+	defer st.Packing().Release(hold)
 	require.NoError(t, st.Publish(t.Context(), Publication{Build: b, Dir: dir, Kind: "test"}, hold))
 	return b
 }

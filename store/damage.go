@@ -44,14 +44,14 @@ func (st *Store) WithholdDamaged(ctx context.Context, b *index.Build, cause erro
 // view was made.
 func (st *Store) nothingMissing(ctx context.Context, b *index.Build) bool {
 	return !slices.ContainsFunc(b.Files, func(f index.File) bool {
-		return st.forms.Verify(ctx, f.Digest) != nil
+		return st.packing.Verify(ctx, f.Digest) != nil
 	})
 }
 
 // damagedBlobs lists the damaged parts of a build. It does not hash blobs that were just verified.
 func (st *Store) damagedBlobs(ctx context.Context, b *index.Build) (out []packing.Damage) {
 	for _, f := range b.Files {
-		for _, one := range st.forms.DamageOf(ctx, f.Digest) {
+		for _, one := range st.packing.DamageOf(ctx, f.Digest) {
 			if !slices.ContainsFunc(out, func(d packing.Damage) bool {
 				return d.Digest == one.Digest && d.Recipe == one.Recipe
 			}) {
@@ -98,7 +98,7 @@ func (st *Store) Withhold(id index.BuildID, state, reason string) error {
 // withholds the builds that need it. It logs and returns an error for files that could not be
 // moved.
 func (st *Store) Repair(ctx context.Context, d cas.Digest, why string) error {
-	found := st.forms.DamageOf(ctx, d)
+	found := st.packing.DamageOf(ctx, d)
 	if len(found) == 0 {
 		return st.quarantine(d, why)
 	}
@@ -119,7 +119,7 @@ func (st *Store) quarantine(d cas.Digest, why string) error {
 
 // QuarantineRecipe is quarantine for the recipe of a packed blob.
 func (st *Store) QuarantineRecipe(d cas.Digest, why string) error {
-	failed := st.logNotQuarantined(d, st.forms.QuarantineRecipe(d, why))
+	failed := st.logNotQuarantined(d, st.packing.QuarantineRecipe(d, why))
 	if !st.cas.Has(d) {
 		st.withholdNeeding(d, why)
 	}

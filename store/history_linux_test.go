@@ -483,7 +483,7 @@ func (h *history) mayLack(st *store.Store, id index.BuildID) bool {
 // requireFiles reads every file of a build, whatever form it is in.
 func requireFiles(st *store.Store, b *index.Build) error {
 	for _, f := range b.Files {
-		if err := st.Forms().Check(context.Background(), f.Digest); err != nil {
+		if err := st.Packing().Check(context.Background(), f.Digest); err != nil {
 			return fmt.Errorf("build %s of %s, file %s: %w", b.ID, b.ModelName, f.Name, err)
 		}
 	}
@@ -583,7 +583,7 @@ func (h *history) publishLike(random *rand.Rand, anew bool) error {
 	}
 	var like [][]byte
 	for _, f := range old.build.Files {
-		open, err := h.store.Forms().Open(context.Background(), f.Digest)
+		open, err := h.store.Packing().Open(context.Background(), f.Digest)
 		if err != nil {
 			return err
 		}
@@ -729,13 +729,13 @@ func (h *history) compact(random *rand.Rand) error {
 	ctx := context.Background()
 	hot := random.IntN(2)
 	is := func(d cas.Digest) bool { return int(d[0])%2 == hot }
-	all, err := h.store.Forms().CompactableFamilies(ctx, is, func(d cas.Digest) bool {
+	all, err := h.store.Packing().CompactableFamilies(ctx, is, func(d cas.Digest) bool {
 		return !is(d)
 	})
 	for _, f := range all {
 		if err == nil {
 			h.told("a family")
-			if err = h.store.Forms().Compact(ctx, f, nil); errors.Is(err, packing.ErrInUse) {
+			if err = h.store.Packing().Compact(ctx, f, nil); errors.Is(err, packing.ErrInUse) {
 				err = nil
 			}
 		}

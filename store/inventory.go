@@ -19,7 +19,7 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 		shares   = make(map[cas.Digest]packing.Share)
 		wanted   = make(map[cas.Digest]struct{})
 	)
-	err := c.st.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := c.st.packing.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		recipes[d], wanted[d] = p, struct{}{}
 		for _, base := range p.Bases {
 			wanted[base.Digest] = struct{}{}
@@ -27,13 +27,13 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 		return nil
 	})
 	if err == nil {
-		err = c.st.forms.Copies.Each(ctx, func(d cas.Digest, disk int64) error {
+		err = c.st.packing.Copies.Each(ctx, func(d cas.Digest, disk int64) error {
 			unpacked[d], wanted[d] = disk, struct{}{}
 			return nil
 		})
 	}
 	if err == nil {
-		err = c.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
+		err = c.st.packing.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 			if s.Little {
 				// keep the copy, because the build would soon be requested and unpacked again
 				return nil
@@ -71,7 +71,7 @@ func (c *Collector) Inventory(ctx context.Context, progress index.Progress) (*in
 		// Only needed blobs are packed. One that was packed or removed since the survey frees no
 		// bytes.
 		if inv.Needed(d) {
-			inv.AddSaving(d, c.st.forms.Sharing.Saving(d), s.From...)
+			inv.AddSaving(d, c.st.packing.Sharing.Saving(d), s.From...)
 		}
 	}
 	return survey, inv, nil

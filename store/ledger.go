@@ -453,7 +453,7 @@ func (st *Store) Account() (Account, error) {
 	if err != nil {
 		return Account{}, err
 	}
-	packed, err := st.forms.Space(false)
+	packed, err := st.packing.Space(false)
 	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes,
 		UnlinkedOpen: st.views.UnlinkedOpenBytes(), Packed: packed, entries: s.Entries}, err
 }

@@ -21,10 +21,10 @@ func (st *Store) RemoveLeftovers(ctx context.Context) error {
 	}
 	l := leftovers{st: st, Pace: Pace{Last: time.Now()}}
 	// Recipes first, because their bases may be leftovers as well.
-	err := errors.Join(st.forms.RemoveRecipesOfWhole(ctx), st.forms.Recipes.Walk(ctx, l.recipe))
+	err := errors.Join(st.packing.RemoveRecipesOfWhole(ctx), st.packing.Recipes.Walk(ctx, l.recipe))
 	err = errors.Join(err, l.wholeBlobs(ctx))
 	for _, d := range l.lost {
-		if freed, err2 := st.forms.Remove(d); err2 != nil {
+		if freed, err2 := st.packing.Remove(d); err2 != nil {
 			err = errors.Join(err, err2)
 		} else if freed > 0 {
 			st.log.Info("leftover blob removed", "digest", d.String())
@@ -59,7 +59,7 @@ func (l *leftovers) recipe(d cas.Digest, _ dedupe.Packed) error {
 // dropViewsWithout drops the views of a packed blob that has no unpacked copy any more, for example
 // after a reboot. They cannot be served again, and no account has the bytes that only they keep.
 func (l *leftovers) dropViewsWithout(d cas.Digest, ids []index.BuildID) {
-	if _, _, unpacked := l.st.forms.Bytes(d); unpacked > 0 || !l.st.forms.OnlyPacked(d) {
+	if _, _, unpacked := l.st.packing.Bytes(d); unpacked > 0 || !l.st.packing.OnlyPacked(d) {
 		return
 	}
 	for _, id := range ids {

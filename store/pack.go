@@ -19,7 +19,7 @@ import (
 // completely packed.
 func (p *Packer) PackBuild(ctx context.Context, id index.BuildID) (freed int64, err error) {
 	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
-		return p.st.forms.Pack(ctx, d, packing.Little, nil)
+		return p.st.packing.Pack(ctx, d, packing.Little, nil)
 	})
 }
 
@@ -30,10 +30,10 @@ func (p *Packer) PackBuildWith(ctx context.Context, id index.BuildID, when Packi
 	gate packing.Gate) (freed int64, err error) {
 	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
 		if ok, err := p.allCold(d, when); !ok || err != nil ||
-			len(p.st.forms.Recipes.Users(d)) > 0 {
+			len(p.st.packing.Recipes.Users(d)) > 0 {
 			return 0, err
 		}
-		return p.st.forms.Pack(ctx, d, packing.Worth, gate)
+		return p.st.packing.Pack(ctx, d, packing.Worth, gate)
 	})
 }
 
@@ -65,7 +65,7 @@ func (p *Packer) PackSaving(id index.BuildID) int64 {
 	}
 	sum := int64(0)
 	for d := range b.DistinctBlobs() {
-		sum += p.st.forms.Sharing.Saving(d)
+		sum += p.st.packing.Sharing.Saving(d)
 	}
 	return sum
 }
@@ -78,11 +78,11 @@ func (p *Packer) DropCopies(id index.BuildID) (freed int64, err error) {
 		return 0, err
 	}
 	for d := range b.DistinctBlobs() {
-		_, _, disk := p.st.forms.Bytes(d)
+		_, _, disk := p.st.packing.Bytes(d)
 		if disk == 0 {
 			continue
 		}
-		if err := p.st.forms.DropCopy(d); err != nil {
+		if err := p.st.packing.DropCopy(d); err != nil {
 			return freed, fmt.Errorf("build %s: %w", b.BuildKey, err)
 		}
 		freed += disk
@@ -111,7 +111,7 @@ func (st *Store) WhyInUse(b *index.Build) string {
 // Seeds opens at most n whole blobs of shared builds that probably share bytes with a file that has
 // this sketch, the best first. The caller closes them. It is best effort.
 func (p *Packer) Seeds(ctx context.Context, sketch []byte, n int) (files []*os.File) {
-	near, err := p.st.forms.Sharing.Near(ctx, sketch, func(d cas.Digest) bool {
+	near, err := p.st.packing.Sharing.Near(ctx, sketch, func(d cas.Digest) bool {
 		scopes, err := blobOwner{p.st}.scopesOf(d)
 		_, shared := scopes["shared"]
 		return shared && err == nil

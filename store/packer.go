@@ -148,14 +148,14 @@ func (s *Packer) BeginRequest() (done func()) {
 
 // AwaitIdle blocks while a request or a compile is under way, and then lets background work run for
 // half of the time, because other programs need the processor as well. It returns at once while a
-// caller waits for the form lock, or a collection waits for a blob that is being read, because the
-// blocked work may hold these, and requests may wait for the collector.
+// caller waits for the representation lock, or a collection waits for a blob that is being read,
+// because the blocked work may hold these, and requests may wait for the collector.
 func (s *Packer) AwaitIdle(ctx context.Context) error {
 	s.pace.Lock()
 	defer s.pace.Unlock()
 	pause := min(time.Since(s.last), maxPause)
 	for {
-		if s.st.forms.FormLockContended() || s.sweepAll.Load() > 0 {
+		if s.st.packing.FormLockContended() || s.sweepAll.Load() > 0 {
 			s.last = time.Now()
 			return ctx.Err()
 		}
@@ -191,15 +191,15 @@ func (s *Packer) interruptReads() (done func()) {
 	return func() { s.sweepAll.Add(-1) }
 }
 
-// AwaitIdleLocked is the gate of work that holds the form lock, and can be stopped between two
-// pieces. It fails with packing.ErrInUse when a caller waits for the lock, or a collection waits
-// for a blob that is being read; the blob is then packed another time. Compacting uses AwaitIdle,
-// because a half of it would leave more bytes on the disk than before.
+// AwaitIdleLocked is the gate of work that holds the representation lock, and can be stopped between
+// two pieces. It fails with packing.ErrInUse when a caller waits for the lock, or a collection
+// waits for a blob that is being read; the blob is then packed another time. Compacting uses
+// AwaitIdle, because a half of it would leave more bytes on the disk than before.
 func (s *Packer) AwaitIdleLocked(ctx context.Context) error {
 	if err := s.AwaitIdleRead(ctx); err != nil {
 		return err
 	}
-	if s.st.forms.FormLockContended() {
+	if s.st.packing.FormLockContended() {
 		return fmt.Errorf("%w: waiting to pack or unpack", packing.ErrInUse)
 	}
 	return nil
@@ -241,7 +241,7 @@ func (s *Packer) Sweep(ctx context.Context) {
 		return
 	}
 	if !s.renewed {
-		if err := s.st.forms.Sharing.RefreshSketches(ctx, s.AwaitIdle); err != nil &&
+		if err := s.st.packing.Sharing.RefreshSketches(ctx, s.AwaitIdle); err != nil &&
 			ctx.Err() == nil {
 			s.st.log.Warn("cannot replace sketches of another version", "error", err)
 		}
@@ -274,7 +274,7 @@ func (s *Packer) takeQueued(ctx context.Context) ([]cas.Digest, error) {
 	return slices.DeleteFunc(fresh, func(d cas.Digest) bool {
 		size, err := s.st.cas.Size(d)
 		// it was removed, packed, or read in the meantime
-		return err != nil || size < packing.MinBlobSize || s.st.forms.Sharing.IsKnown(d)
+		return err != nil || size < packing.MinBlobSize || s.st.packing.Sharing.IsKnown(d)
 	}), nil
 }
 
@@ -296,7 +296,7 @@ func (s *Packer) readQueued(ctx context.Context) (err error) {
 		if err := s.AwaitIdleRead(ctx); err != nil {
 			return err
 		}
-		if _, err := s.st.forms.Sharing.Examine(ctx, d, s.AwaitIdleRead); err != nil {
+		if _, err := s.st.packing.Sharing.Examine(ctx, d, s.AwaitIdleRead); err != nil {
 			if ctx.Err() != nil || errors.Is(err, ErrCollected) {
 				return cmp.Or(ctx.Err(), err)
 			}
@@ -319,7 +319,7 @@ func (s *Packer) UnknownBlobs(ctx context.Context) ([]cas.Digest, error) {
 	found := make(map[cas.Digest]time.Time)
 	err := s.st.index.EachNeed(ctx, cas.Digest{}, func(n index.Need) error {
 		d := n.Blob
-		if n.Size < packing.MinBlobSize || !s.st.cas.Has(d) || s.st.forms.Sharing.IsKnown(d) {
+		if n.Size < packing.MinBlobSize || !s.st.cas.Has(d) || s.st.packing.Sharing.IsKnown(d) {
 			return nil
 		}
 		b, err := s.st.index.Get(n.Build)
@@ -337,8 +337,8 @@ func (s *Packer) UnknownBlobs(ctx context.Context) ([]cas.Digest, error) {
 // Pack packs builds that were not used for long enough. A blob that a warm build needs stays.
 func (s *Packer) Pack(ctx context.Context, when Packing) error {
 	var worth []cas.Digest
-	err := s.st.forms.Sharing.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
-		if !s.st.forms.Sharing.DropStale(d, found) && !found.Little {
+	err := s.st.packing.Sharing.EachShare(ctx, func(d cas.Digest, found packing.Share) error {
+		if !s.st.packing.Sharing.DropStale(d, found) && !found.Little {
 			worth = append(worth, d) // stale results are checked in the next sweep
 		}
 		return nil
@@ -384,7 +384,7 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 // setting of packing, because otherwise copies would never be removed. The next request unpacks the
 // blob again. A copy beside a whole blob is never needed.
 func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
-	open := s.st.forms.Copies.Store()
+	open := s.st.packing.Copies.Store()
 	if open == nil {
 		return nil
 	}
@@ -393,7 +393,7 @@ func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 			!cold && !s.st.cas.Has(d) {
 			return err
 		}
-		if err := s.st.forms.DropCopy(d); !errors.Is(err, packing.ErrInUse) {
+		if err := s.st.packing.DropCopy(d); !errors.Is(err, packing.ErrInUse) {
 			return err
 		}
 		return nil
@@ -442,7 +442,7 @@ func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 			Packing{When: PackCold, After: max(after, baseIdleTime)})
 		return err == nil && cold
 	}
-	all, err := s.st.forms.CompactableFamilies(ctx, hot, idle)
+	all, err := s.st.packing.CompactableFamilies(ctx, hot, idle)
 	if err != nil {
 		return err
 	}
@@ -453,7 +453,7 @@ func (s *Packer) compact(ctx context.Context, after time.Duration) error {
 		if err := s.AwaitIdle(ctx); err != nil {
 			return err
 		}
-		err := s.st.forms.Compact(ctx, f, s.AwaitIdle)
+		err := s.st.packing.Compact(ctx, f, s.AwaitIdle)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -68,7 +68,7 @@ func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index
 	return func(b *index.Build) (string, int64, error) {
 		packed := make(map[cas.Digest]int64)
 		for d, size := range b.DistinctBlobs() {
-			if p.st.forms.OnlyPacked(d) && !planned[d] {
+			if p.st.packing.OnlyPacked(d) && !planned[d] {
 				packed[d] = size
 			}
 		}
@@ -82,7 +82,7 @@ func (p *Packer) UnpackOnRequest(ctx context.Context, dryRun bool) func(b *index
 		parts, before := p.st.PartsOf(b), make(map[cas.Digest]int64)
 		p.st.FreedOf(parts, before)
 		for d := range packed {
-			if err := p.st.forms.MakeWhole(ctx, d); err != nil {
+			if err := p.st.packing.MakeWhole(ctx, d); err != nil {
 				return "", p.st.FreedOf(parts, before), err
 			}
 		}
@@ -101,7 +101,7 @@ func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64,
 	held := p.st.WhyInUse(b) != ""
 	for d, size := range packed {
 		planned[d] = true
-		_, recipe, _ := p.st.forms.Bytes(d)
+		_, recipe, _ := p.st.packing.Bytes(d)
 		frees += recipe - cas.RoundUpToBlock(size)
 		if !held {
 			frees += p.st.DiskBytesOf(d) - recipe
@@ -109,9 +109,9 @@ func (p *Packer) unpackFrees(b *index.Build, packed map[cas.Digest]int64,
 	}
 	gone := make(map[cas.Digest]bool)
 	for d := range packed {
-		recipe, _ := p.st.forms.Recipes.Has(d) // zero if the blob was unpacked in the meantime
+		recipe, _ := p.st.packing.Recipes.Has(d) // zero if the blob was unpacked in the meantime
 		for _, base := range recipe.Bases {
-			left := slices.ContainsFunc(p.st.forms.Recipes.Users(base.Digest),
+			left := slices.ContainsFunc(p.st.packing.Recipes.Users(base.Digest),
 				func(user cas.Digest) bool { return !planned[user] })
 			if left || gone[base.Digest] {
 				continue
@@ -136,7 +136,7 @@ func (p *Packer) ReadUnknown(ctx context.Context) error {
 		return err
 	}
 	for _, d := range todo {
-		if _, err := p.st.forms.Sharing.Examine(ctx, d, nil); err != nil &&
+		if _, err := p.st.packing.Sharing.Examine(ctx, d, nil); err != nil &&
 			(ctx.Err() != nil || !packing.IsMissingOrDamaged(err)) {
 			return err
 		}
@@ -148,7 +148,7 @@ func (p *Packer) ReadUnknown(ctx context.Context) error {
 // the blobs that they would take bytes from may have been removed.
 func (p *Packer) rereadStale(ctx context.Context, b *index.Build) error {
 	for d := range b.DistinctBlobs() {
-		if err := p.st.forms.Sharing.ReexamineStale(ctx, d, nil); err != nil {
+		if err := p.st.packing.Sharing.ReexamineStale(ctx, d, nil); err != nil {
 			return err
 		}
 	}

@@ -61,7 +61,7 @@ func (st *Store) Publish(ctx context.Context, m Publication, hold *cas.Hold) err
 	}
 	// Account for blobs that were packed for other builds and are now also whole before the
 	// reservation ends, so that bytes may count twice for a moment, but are never missing.
-	st.forms.Release(hold)
+	st.packing.Release(hold)
 	m.Reservation.Release()
 	st.packer.EnqueueBuild(b)
 	st.supersede(b, m.Replaces)

@@ -71,7 +71,7 @@ func BenchmarkPublish(b *testing.B) {
 							hold); err != nil {
 							b.Error(err)
 						}
-						st.Forms().Release(hold)
+						st.Packing().Release(hold)
 					}
 				})
 			}

@@ -49,7 +49,7 @@ func (st *Store) RemoveAll(list []Removal) error {
 	if err := st.committer.commit(context.Background(), h); err != nil {
 		return err
 	}
-	blobs := st.forms.Removal()
+	blobs := st.packing.Removal()
 	for i, one := range h.builds {
 		d := &list[i]
 		if d.Removed, d.Err = one.done, one.Err; !d.Removed {

@@ -29,7 +29,7 @@ func (st *Store) RemovableBytes(ctx context.Context) (sum int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	packed, err := st.forms.Space(true)
+	packed, err := st.packing.Space(true)
 	if err != nil {
 		return 0, err
 	}

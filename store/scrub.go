@@ -140,7 +140,7 @@ func (p *Packer) saveScrub(s *Scrub) error {
 // verify reads and hashes a blob; a packed one it reads through its recipe. If the digest is wrong,
 // it reads the blob again while no blob is packed or unpacked, and then repairs it.
 func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err error) {
-	from, err := p.st.forms.OpenUnverified(d)
+	from, err := p.st.packing.OpenUnverified(d)
 	if err == nil {
 		var got cas.Digest
 		got, err = cas.Sum(ctx, idleReader{from, ctx, p}, 0, from.Size())
@@ -151,11 +151,11 @@ func (p *Packer) verify(ctx context.Context, d cas.Digest) (damaged bool, err er
 	if !packing.IsMissingOrDamaged(err) {
 		return false, err
 	}
-	leave, err := p.st.forms.LockForm(ctx)
+	leave, err := p.st.packing.LockRepresentation(ctx)
 	if err != nil {
 		return false, err
 	}
-	err = p.st.forms.Check(ctx, d)
+	err = p.st.packing.Check(ctx, d)
 	leave()
 	if !packing.IsMissingOrDamaged(err) || !p.st.isMissed(d, errors.Is(err, cas.ErrNotFound)) {
 		// it was being packed, was removed with its builds, or is known to be damaged

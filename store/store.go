@@ -65,10 +65,10 @@ type Store struct {
 	lock     *os.File // nil if the store is read-only
 	settings atomic.Pointer[Settings]
 
-	index *index.Index
-	cas   *cas.Store
-	forms *packing.Store
-	views *views.Store
+	index   *index.Index
+	cas     *cas.Store
+	packing *packing.Store
+	views   *views.Store
 
 	*buildGuard
 	committer    *committer
@@ -125,7 +125,7 @@ func (st *Store) open() (err error) {
 		return fmt.Errorf("staging: %w", err)
 	}
 	if st.views, err = views.Open(views.Options{Dir: st.path("views"), PathAccess: o.PathAccess,
-		Blobs: st.cas, Forms: st.forms, Index: st.index, Now: st.now, Log: st.log}); err != nil {
+		Blobs: st.cas, Forms: st.packing, Index: st.index, Now: st.now, Log: st.log}); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
 	st.collector.keepReserve()
@@ -149,7 +149,7 @@ func OpenReadOnly(ctx context.Context, dir string) (*Store, []index.Build, error
 	if st.cas, err = cas.Open(dir, cas.Options{ReadOnly: true}); err != nil {
 		return nil, nil, err
 	}
-	st.forms, err = packing.Open(packing.Options{Dir: dir, Whole: st.cas, Memory: st.index,
+	st.packing, err = packing.Open(packing.Options{Dir: dir, Whole: st.cas, Memory: st.index,
 		Log: st.log, Sketches: st.index.Sketches, Shares: st.index.Shares, ReadOnly: true})
 	return st, builds, err
 }
@@ -187,8 +187,8 @@ func (st *Store) Index() *index.Index { return st.index }
 // Blobs returns the store of whole blobs.
 func (st *Store) Blobs() *cas.Store { return st.cas }
 
-// Forms returns the store of blobs in all their representations.
-func (st *Store) Forms() *packing.Store { return st.forms }
+// Packing returns the store of blobs in all their representations.
+func (st *Store) Packing() *packing.Store { return st.packing }
 
 // Views returns the store's views.
 func (st *Store) Views() *views.Store { return st.views }

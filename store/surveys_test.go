@@ -84,7 +84,7 @@ func publishInRoom(t testing.TB, st *Store, sizes ...int64) {
 		return
 	}
 	hold := st.Blobs().Hold()
-	defer st.Forms().Release(hold)
+	defer st.Packing().Release(hold)
 	assert.NoError(t, st.Publish(t.Context(),
 		Publication{Build: b, Dir: dir, Kind: "test", Reservation: reservation}, hold))
 	st.ExpectTakers(b.ID, 0)

@@ -21,9 +21,9 @@ type Phases struct {
 func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error {
 	begins := func() { p.Phase("unpacking") }
 	for i := range b.Files {
-		if f := &b.Files[i]; st.forms.OnlyPacked(f.Digest) {
+		if f := &b.Files[i]; st.packing.OnlyPacked(f.Digest) {
 			noRoom := st.evictForCopy(ctx, f.Size)
-			err := st.forms.Unpack(ctx, f.Digest, begins, p.Unpacked)
+			err := st.packing.Unpack(ctx, f.Digest, begins, p.Unpacked)
 			if errors.Is(err, packing.ErrNoSpace) && noRoom != nil {
 				err = noRoom // it has more details
 			}
@@ -38,7 +38,7 @@ func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error 
 // evictForCopy evicts builds to make space for an unpacked copy. That is separate from the copy's
 // reservation, which is made while its blob is locked and so must not evict.
 func (st *Store) evictForCopy(ctx context.Context, size int64) error {
-	if _, apart := st.forms.Copies.Directory(); apart {
+	if _, apart := st.packing.Copies.Directory(); apart {
 		return nil
 	}
 	place := &Reservation{st: st}

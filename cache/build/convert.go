@@ -161,7 +161,7 @@ func (v *conversion) run(ctx context.Context) (*jobs.Result, error) {
 		return v.bd.serveUnkept(b, v.dir, noRoom)
 	}
 	hold := v.bd.Store.Blobs().Hold()
-	defer v.bd.Store.Forms().Release(hold) // after a view of an unkept build has its links
+	defer v.bd.Store.Packing().Release(hold) // after a view of an unkept build has its links
 	if b.Source.Kind == index.SourceCopy && !allKept(ctx, hold, b.Source.Files) {
 		b.Source = index.Source{Why: index.WhyFailed}
 	}

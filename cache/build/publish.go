@@ -34,7 +34,7 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 	for i := 1; i < len(b.Members); i++ {
 		b.Members[i].Source = j.keepSource(ctx, i, hold)
 	}
-	defer j.bd.Store.Forms().Release(hold)
+	defer j.bd.Store.Packing().Release(hold)
 	m := store.Publication{Build: b, Dir: out, Hashed: hashed, UID: j.Peer.UID,
 		Reservation: j.reservation, Kind: event.Compiled,
 		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}

@@ -420,7 +420,7 @@ func (in *intake) storeFiles(ctx context.Context, im *Import, phase func(string)
 	}
 	phase("storing")
 	hold := blobs.Hold()
-	defer cs.Store.Forms().Release(hold)
+	defer cs.Store.Packing().Release(hold)
 	what := store.Publication{Build: b, Dir: dir, Hashed: hashed, UID: in.Peer.UID,
 		Reservation: reservation, Kind: event.Imported, Counter: "imports"}
 	if b.Imported.Remote = im.Remote; im.Remote != "" {

@@ -170,7 +170,7 @@ func (cs *Claims) storePut(ctx context.Context, cl *claim, put *Put, phase func(
 	}
 	phase("storing")
 	hold := blobs.Hold()
-	defer cs.Store.Forms().Release(hold)
+	defer cs.Store.Packing().Release(hold)
 	err = cs.Store.Publish(ctx, store.Publication{Build: b, Dir: dir, Hashed: hashed,
 		UID: cl.Peer.UID, Reservation: reservation, Kind: event.Put,
 		Text: request.PutDescription(b), Counter: "puts"}, hold)

@@ -75,7 +75,7 @@ func (ts *Checker) verifyBytes(ctx context.Context, b *index.Build) error {
 				return true, ts.Store.Layers.Hash(ctx, b)
 			}
 			for _, f := range b.Files {
-				if err := ts.Store.Forms().Check(ctx, f.Digest); err != nil {
+				if err := ts.Store.Packing().Check(ctx, f.Digest); err != nil {
 					return false, fmt.Errorf("%s: %w", f.Name, err)
 				}
 			}

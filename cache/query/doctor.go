@@ -323,7 +323,7 @@ func (d *Doctor) adviseIndex() []Advice {
 			hint("only counters are lost; if it happens again, check the disk"))
 	}
 	problems := d.q.index.Problems()
-	for _, p := range d.q.forms.Recipes.Problems() {
+	for _, p := range d.q.packing.Recipes.Problems() {
 		f := audit.RecipeFinding(p)
 		problems = append(problems, index.Finding{Kind: f.Kind, Object: f.Object, Detail: f.Detail})
 	}

@@ -180,7 +180,7 @@ func (q *Queries) candidate(p rights.Peer, b *index.Build, reason string) (*wire
 // WhyDamaged returns which of a build's files is damaged, and "" if none is.
 func (q *Queries) WhyDamaged(ctx context.Context, b *index.Build) string {
 	for _, f := range b.Files {
-		if err := q.forms.Verify(ctx, f.Digest); err != nil {
+		if err := q.packing.Verify(ctx, f.Digest); err != nil {
 			return fmt.Sprintf("the stored build is damaged: %s: %v", f.Name, err)
 		}
 	}

@@ -122,7 +122,7 @@ func (q *Queries) addSketches(ctx context.Context, c *portable.Config, b *index.
 		if f.Size < portable.ChunkedFrom {
 			continue
 		}
-		sketch, err := q.store.Forms().Sharing.Sketch(ctx, f.Digest)
+		sketch, err := q.store.Packing().Sharing.Sketch(ctx, f.Digest)
 		if err != nil {
 			return err
 		}

@@ -125,8 +125,8 @@ func (q *Queries) fileReply(f *FileLayout) *wire.FileLayout {
 		ModelName: wire.Clip(f.Build.ModelName), ModelDigest: f.Build.ModelDigest.String(),
 		Ep: wire.Clip(FirstEP(&f.Build)), Shapes: wire.Clip(identity.DimensionsText(&f.Build)),
 		Name: wire.Clip(f.Name), Digest: f.Digest.String(), Size: f.Size, OwnBytes: f.Size,
-		Packed: q.forms.OnlyPacked(f.Digest)}
-	if recipe, there := q.forms.Recipes.Has(f.Digest); out.Packed && there {
+		Packed: q.packing.OnlyPacked(f.Digest)}
+	if recipe, there := q.packing.Recipes.Has(f.Digest); out.Packed && there {
 		out.OwnBytes, out.CompressedBytes = packedBytes(&recipe), recipe.Compressed
 	}
 	return out
@@ -258,7 +258,7 @@ func (q *Queries) newSharedBytes(ctx context.Context) (*sharedBytes, error) {
 	k := &sharedBytes{q: q, dependents: make(map[cas.Digest][]cas.Digest),
 		pieces:   make(map[cas.Digest][]Piece),
 		buildsOf: make(map[cas.Digest]cas.Digest), wholeAt: make(map[cas.Digest][]dedupe.Extent)}
-	err := q.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := q.packing.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		for i, from := range p.Bases {
 			k.dependents[from.Digest] = append(k.dependents[from.Digest], d)
 			if i == p.Literals {
@@ -273,7 +273,7 @@ func (q *Queries) newSharedBytes(ctx context.Context) (*sharedBytes, error) {
 	for literals, d := range k.buildsOf {
 		k.dependents[d] = append(k.dependents[d], k.dependents[literals]...)
 	}
-	return k, q.forms.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
+	return k, q.packing.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
 		if q.blobs.Has(d) {
 			for _, from := range s.From {
 				k.dependents[from] = append(k.dependents[from], d)
@@ -322,7 +322,7 @@ func (k *sharedBytes) appendPiece(pieces []Piece, p Piece) []Piece {
 	stands, known := k.wholeAt[d]
 	if !known {
 		// on an error it was removed in the meantime, or check reports it
-		if r, err := k.q.forms.Recipes.Get(d); err == nil {
+		if r, err := k.q.packing.Recipes.Get(d); err == nil {
 			stands = literalsOf(r)
 		}
 		k.wholeAt[d] = stands
@@ -358,8 +358,8 @@ func literalsOf(r *dedupe.Recipe) (out []dedupe.Extent) {
 func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (bases []dedupe.Base,
 	extents []dedupe.Extent, own int, err error) {
 	q := k.q
-	if q.forms.OnlyPacked(d) {
-		r, err := q.forms.Recipes.Get(d)
+	if q.packing.OnlyPacked(d) {
+		r, err := q.packing.Recipes.Get(d)
 		if err != nil {
 			return nil, nil, 0, err
 		}
@@ -369,10 +369,10 @@ func (k *sharedBytes) extentsOf(ctx context.Context, d cas.Digest) (bases []dedu
 		}
 		return r.Bases, r.Extents, r.Literals, nil
 	}
-	if q.forms.Sharing.Saving(d) == 0 {
+	if q.packing.Sharing.Saving(d) == 0 {
 		return nil, nil, 0, nil
 	}
-	m, err := q.forms.Sharing.Match(ctx, d, nil)
+	m, err := q.packing.Sharing.Match(ctx, d, nil)
 	if m == nil || err != nil {
 		return nil, nil, 0, err
 	}
@@ -635,7 +635,7 @@ func (r *layoutReply) add(f *FileLayout) {
 // itself has are trusted.
 
 func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Named, error) {
-	source, err := q.forms.OpenUnverified(f.Digest)
+	source, err := q.packing.OpenUnverified(f.Digest)
 	if err != nil {
 		return nil, err
 	}

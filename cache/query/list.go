@@ -154,7 +154,7 @@ func (q *Queries) Listed(p rights.Peer, b *index.Build) (*wire.Build, error) {
 		return nil, err
 	}
 	out := q.Listing(b)
-	out.KeptAs, out.OwnBytes = q.FormWord(b), own
+	out.KeptAs, out.OwnBytes = q.Representation(b), own
 	if b.UID == p.UID || q.rights.IsAdministrator(p) {
 		out.ModelPath = wire.Clip(b.ModelPath)
 	}

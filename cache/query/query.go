@@ -66,7 +66,7 @@ type Queries struct {
 	store   *store.Store
 	index   *index.Index
 	blobs   *cas.Store
-	forms   *packing.Store
+	packing *packing.Store
 	usages  usageLists
 
 	explaining explainSlots
@@ -75,7 +75,8 @@ type Queries struct {
 
 func New(o Options) *Queries {
 	return &Queries{options: o, rights: o.Rights, store: o.Store, index: o.Store.Index(),
-		blobs: o.Store.Blobs(), forms: o.Store.Forms(), searches: make(chan struct{}, maxSearches),
+		blobs: o.Store.Blobs(), packing: o.Store.Packing(),
+		searches:   make(chan struct{}, maxSearches),
 		explaining: explainSlots{slots: make(keyed.Slots, maxExplaining)}}
 }
 

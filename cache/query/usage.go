@@ -83,11 +83,11 @@ func (q *Queries) Usage(ctx context.Context, p rights.Peer, w *wire.Usage,
 		u.Users = usageSums(accounts.SumsBy(list,
 			func(b *index.Brief) string { return fmt.Sprintf("uid:%d", b.UID) }), bounds.User)
 		u.Eps = usageSums(accounts.SumsBy(list, func(b *index.Brief) string { return b.EP }), 0)
-		err := q.forms.Sharing.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
+		err := q.packing.Sharing.EachShare(ctx, func(d cas.Digest, _ packing.Share) error {
 			if !everything {
 				return errStop
 			}
-			u.PackableBytes += q.forms.Sharing.Saving(d)
+			u.PackableBytes += q.packing.Sharing.Saving(d)
 			return nil
 		})
 		if err != nil && !errors.Is(err, errStop) {
@@ -161,7 +161,7 @@ func (q *Queries) usagePage(u *wire.UsageReply, l usageList, from int) {
 		brief := &wire.Build{Build: of.Build, RequestKey: of.RequestKey,
 			ModelDigest: of.ModelDigest, ModelName: wire.Clip(of.ModelName), Ep: wire.Clip(of.Ep),
 			Scope: wire.Clip(of.Scope), State: of.State, Pinned: of.Pinned, OwnBytes: r.Own,
-			KeptAs: q.FormWord(&b), Hits: of.Hits, LastUsedMs: of.LastUsedMs,
+			KeptAs: q.Representation(&b), Hits: of.Hits, LastUsedMs: of.LastUsedMs,
 			CreatedMs: of.CreatedMs, CompileSeconds: of.CompileSeconds}
 		for range min(len(b.Members), maxUsageMembers) {
 			brief.Members = append(brief.Members, &wire.Member{})
@@ -223,14 +223,14 @@ func (q *Queries) compareFile(ctx context.Context, u *wire.UsageReply, f index.F
 		shares(with[i], f.Size)
 		return nil
 	}
-	target, err := q.forms.OpenUnverified(f.Digest)
+	target, err := q.packing.OpenUnverified(f.Digest)
 	if err != nil {
 		return err
 	}
 	defer target.Close() // opened for reading, so no data can be lost
 	var candidates []match.Candidate
 	for _, other := range with[:min(len(with), dedupe.MaxBases-1)] {
-		s, err := q.forms.OpenUnverified(other.Digest)
+		s, err := q.packing.OpenUnverified(other.Digest)
 		if err != nil {
 			return err
 		}
@@ -312,7 +312,7 @@ func (q *Queries) FreedByRemoval(ctx context.Context, p rights.Peer,
 
 func (q *Queries) othersNeed(p rights.Peer, b *index.Build, d cas.Digest) (bool, error) {
 	// not a base of any recipe
-	if q.rights.IsAdministrator(p) && len(q.forms.Recipes.Users(d)) == 0 {
+	if q.rights.IsAdministrator(p) && len(q.packing.Recipes.Users(d)) == 0 {
 		ids, err := q.index.Needs(d)
 		return slices.ContainsFunc(ids, func(id index.BuildID) bool { return id != b.ID }), err
 	}
@@ -372,7 +372,7 @@ func (q *Queries) consistentSpace() (s index.Space, held int64, packed packing.S
 		if before, err = q.spaceFigures(); err != nil {
 			return s, 0, packed, err
 		}
-		if packed, err = q.forms.Space(true); err != nil {
+		if packed, err = q.packing.Space(true); err != nil {
 			return s, 0, packed, err
 		}
 		if after, err = q.spaceFigures(); err != nil {
@@ -397,7 +397,7 @@ func (q *Queries) spaceFigures() (m spaceFigures, err error) {
 		return m, err
 	}
 	m.unlinkedOpen = q.store.Views().UnlinkedOpenBytes()
-	m.excess, err = q.forms.AccountExcess()
+	m.excess, err = q.packing.AccountExcess()
 	return m, err
 }
 
@@ -438,23 +438,23 @@ func (q *Queries) FormText(b *index.Build) string {
 		}
 	}
 	if len(texts) == 0 {
-		return q.FormWord(b)
+		return q.Representation(b)
 	}
 	return strings.Join(texts, "; ")
 }
 
-// FormWord returns the representation of a build: whole, or packed if one of its files is, perhaps
-// with an unpacked copy that requests are served from.
-func (q *Queries) FormWord(b *index.Build) string {
+// Representation returns "whole", or "packed" if a file of the build is packed, perhaps with an
+// unpacked copy that requests are served from.
+func (q *Queries) Representation(b *index.Build) string {
 	if b.Layer != "" {
 		return "layer"
 	}
 	word, copied := "whole", false
 	for d := range b.DistinctBlobs() {
-		if !q.forms.OnlyPacked(d) {
+		if !q.packing.OnlyPacked(d) {
 			continue
 		}
-		_, _, unpacked := q.forms.Bytes(d)
+		_, _, unpacked := q.packing.Bytes(d)
 		word, copied = "packed", copied || unpacked > 0
 	}
 	if copied {
@@ -464,8 +464,8 @@ func (q *Queries) FormWord(b *index.Build) string {
 }
 
 func (q *Queries) blobFormText(d cas.Digest) string {
-	p, packed := q.forms.Recipes.Has(d)
-	if !packed || !q.forms.OnlyPacked(d) {
+	p, packed := q.packing.Recipes.Has(d)
+	if !packed || !q.packing.OnlyPacked(d) {
 		return "whole"
 	}
 	text := fmt.Sprintf("packed: %s of %s are its "+
@@ -473,7 +473,7 @@ func (q *Queries) blobFormText(d cas.Digest) string {
 	if p.Compressed > 0 {
 		text += fmt.Sprintf(", compressed to %s", bytesize.Text(p.Stored))
 	}
-	if _, _, unpacked := q.forms.Bytes(d); unpacked > 0 {
+	if _, _, unpacked := q.packing.Bytes(d); unpacked > 0 {
 		text += ", with an unpacked copy in use"
 	}
 	return text

@@ -165,7 +165,7 @@ func (s *Store) Find(ctx context.Context, r *request.Request,
 // Open opens a file of the answer's build, whole or packed, for reading it once. Find has verified
 // it; a caller that reads it later should verify it again.
 func (s *Store) Open(a *request.Answer, f index.File) (io.ReadCloser, error) {
-	from, err := s.store.Forms().OpenUnverified(f.Digest)
+	from, err := s.store.Packing().OpenUnverified(f.Digest)
 	if err != nil {
 		return nil, s.cannotServe(a.Build, f, err)
 	}

@@ -40,7 +40,7 @@ func (s *Store) lease(ctx context.Context, _ *store.Store, b *index.Build,
 		}
 	}
 	for _, f := range b.Files {
-		if err := s.store.Forms().Check(ctx, f.Digest); err != nil {
+		if err := s.store.Packing().Check(ctx, f.Digest); err != nil {
 			return nil, s.cannotServe(b, f, err)
 		}
 	}
@@ -201,7 +201,7 @@ func (s *Store) copyTo(ctx context.Context, b *index.Build, f index.File, path s
 	if err != nil {
 		return err
 	}
-	if err = s.store.Forms().CopyTo(ctx, f.Digest, to, progress); err != nil {
+	if err = s.store.Packing().CopyTo(ctx, f.Digest, to, progress); err != nil {
 		err = s.cannotServe(b, f, err)
 	}
 	err = errors.Join(err, to.Chmod(0o444), to.Close())

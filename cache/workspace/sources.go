@@ -121,9 +121,9 @@ func (s *Sources) open(ctx context.Context, from *index.Source, own bool) (ident
 	case index.SourceCopy:
 		out := identity.Files{External: make(map[string]*os.File)}
 		for i, f := range from.Files {
-			open, err := s.Store.Forms().Open(ctx, f.Digest)
+			open, err := s.Store.Packing().Open(ctx, f.Digest)
 			if packing.IsMissingOrDamaged(err) {
-				s.Store.QuarantineAll(s.Store.Forms().DamageOf(ctx, f.Digest))
+				s.Store.QuarantineAll(s.Store.Packing().DamageOf(ctx, f.Digest))
 			}
 			if err != nil {
 				identity.CloseAll(out)

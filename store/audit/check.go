@@ -29,14 +29,14 @@ type checking struct {
 }
 
 type auditor struct {
-	st    *store.Store
-	index *index.Index
-	cas   *cas.Store
-	forms *packing.Store
+	st      *store.Store
+	index   *index.Index
+	cas     *cas.Store
+	packing *packing.Store
 }
 
 func newAuditor(st *store.Store) *auditor {
-	return &auditor{st: st, index: st.Index(), cas: st.Blobs(), forms: st.Forms()}
+	return &auditor{st: st, index: st.Index(), cas: st.Blobs(), packing: st.Packing()}
 }
 
 // Check checks the files of every build: with w.Deep by hashing every byte, otherwise by their
@@ -62,8 +62,8 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check,
 		return nil, checkError(ctx, err)
 	}
 	out.Builds = space.Builds
-	a.forms.Recipes.RetryUnread()
-	for _, p := range a.forms.Recipes.Problems() {
+	a.packing.Recipes.RetryUnread()
+	for _, p := range a.packing.Recipes.Problems() {
 		f := RecipeFinding(p)
 		// otherwise checking the blob finds it
 		if d, err := cas.ParseDigest(filepath.Base(p.Path)); p.Unread && err == nil {
@@ -121,7 +121,7 @@ func Check(ctx context.Context, st *store.Store, w *wire.Check,
 		return nil, checkError(ctx, err)
 	}
 	out.Findings = slices.DeleteFunc(out.Findings, a.wasBeingRemoved)
-	if repair && a.forms.Recipes.Complete() {
+	if repair && a.packing.Recipes.Complete() {
 		// also those that were kept because some recipes were unreadable
 		err = a.st.RemoveLeftovers(ctx)
 	}
@@ -195,7 +195,7 @@ func (a *auditor) wasBeingRemoved(f *wire.Finding) bool {
 	if err != nil {
 		return false // not about a blob
 	}
-	_, packed := a.forms.Recipes.Has(d)
+	_, packed := a.packing.Recipes.Has(d)
 	return !packed && !a.cas.Has(d)
 }
 
@@ -249,7 +249,7 @@ const remedyRemove = "remove it"
 // checkRecipes returns the bases that only recipes need, with their sizes.
 func (a *auditor) checkRecipes(ctx context.Context, out *checking) (map[cas.Digest]int64, error) {
 	bases := make(map[cas.Digest]int64)
-	err := a.forms.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+	err := a.packing.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
 		_, needed, err := a.index.DiskBytes(d)
 		if err != nil {
 			return err
@@ -296,7 +296,7 @@ func (a *auditor) checkLeftovers(ctx context.Context, bases map[cas.Digest]int64
 			return nil
 		}
 		ids, err := a.index.Needs(d)
-		if err != nil || len(ids) > 0 || len(a.forms.Recipes.Users(d)) > 0 {
+		if err != nil || len(ids) > 0 || len(a.packing.Recipes.Users(d)) > 0 {
 			return err // published or packed in the meantime
 		}
 		out.found(&wire.Finding{Kind: kindLeftover, Object: d.String(),
@@ -320,7 +320,7 @@ func (a *auditor) checkBlob(ctx context.Context, d cas.Digest, size int64,
 		return nil
 	}
 	// Check again under the lock, because it may have been packed or removed at that moment.
-	leave, err := a.forms.LockForm(ctx)
+	leave, err := a.packing.LockRepresentation(ctx)
 	if err != nil {
 		return nil // the context has ended, and with it the check
 	}
@@ -382,7 +382,7 @@ func (a *auditor) checkLayers(ctx context.Context, out *checking, repair bool) e
 func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64,
 	deep bool) *wire.Finding {
 	f := &wire.Finding{Object: d.String()}
-	have, err := a.forms.Size(d)
+	have, err := a.packing.Size(d)
 	switch {
 	case errors.Is(err, cas.ErrNotFound):
 		f.Kind, f.Detail = kindMissing, "the blob is missing"
@@ -391,10 +391,10 @@ func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64,
 	case have != size:
 		f.Kind, f.Detail = "damaged", fmt.Sprintf("%d bytes long, not %d", have, size)
 	case deep:
-		err = a.forms.Check(ctx, d)
-		a.forms.Copies.Check(ctx, d)
+		err = a.packing.Check(ctx, d)
+		a.packing.Copies.Check(ctx, d)
 	default:
-		err = a.forms.Verify(ctx, d) // hashes only if the stamp has changed
+		err = a.packing.Verify(ctx, d) // hashes only if the stamp has changed
 	}
 	if f.Kind == "" {
 		if err == nil || ctx.Err() != nil {
@@ -411,7 +411,7 @@ func (a *auditor) checkBlobOnce(ctx context.Context, d cas.Digest, size int64,
 // unneeded reports whether neither a build nor a recipe needs a blob.
 func (a *auditor) unneeded(d cas.Digest) bool {
 	ids, err := a.index.Needs(d)
-	return err == nil && len(ids) == 0 && len(a.forms.Recipes.Users(d)) == 0
+	return err == nil && len(ids) == 0 && len(a.packing.Recipes.Users(d)) == 0
 }
 
 // maxNeeding bounds the listed builds that need a blob.
@@ -518,7 +518,7 @@ func Space(ctx context.Context, st *store.Store,
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
-	packed, err := a.forms.Space(true)
+	packed, err := a.packing.Space(true)
 	if err != nil {
 		return nil, checkError(ctx, err)
 	}
@@ -584,7 +584,7 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 // the state directory but on its file system.
 func (a *auditor) eachCopyFile(ctx context.Context, kind string,
 	fn func(path string, dir bool)) error {
-	copies, apart := a.forms.Copies.Directory()
+	copies, apart := a.packing.Copies.Directory()
 	if apart || copies == filepath.Join(a.st.Directory(), "unpacked") {
 		return nil
 	}
@@ -633,7 +633,7 @@ func (a *auditor) misaccounted(ctx context.Context, blobs []cas.Digest,
 				continue // it may be being published or removed at this moment
 			}
 			detail := fmt.Sprintf("accounted with %d bytes on disk, and takes %d", accounted, disk)
-			if !known && len(a.forms.Recipes.Users(d)) > 0 {
+			if !known && len(a.packing.Recipes.Users(d)) > 0 {
 				break // a base
 			}
 			if !known {

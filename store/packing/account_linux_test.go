@@ -62,7 +62,7 @@ func (a *accountant) look(when string) {
 	}
 }
 
-// onDisk is what blobs and unpacked forms take that have their names; recipes, which are small, do
+// onDisk is what blobs and unpacked files take that have their names; recipes, which are small, do
 // not count.
 func (b *bench) onDisk() (sum int64) {
 	for _, dir := range []string{"objects", "unpacked/objects"} {

@@ -49,7 +49,7 @@ var errSavesTooLittle = errors.New("packing saves too little")
 // which the next start removes.
 func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (freed int64,
 	err error) {
-	leave, err := s.LockForm(ctx)
+	leave, err := s.LockRepresentation(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -69,7 +69,7 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 }
 
 // pack is Pack, but fails with errSavesTooLittle for a blob that is not worth it. The caller holds
-// formLock. It compares the blobs in also with it, besides those with similar sketches.
+// representationLock. It compares the blobs in also with it, besides those with similar sketches.
 func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.Digest,
 	gate Gate) (freed int64, err error) {
 	if err := s.removeRecipeOfWhole(ctx, d); err != nil {
@@ -112,7 +112,7 @@ func (s *Store) diskBytesOf(all []cas.Digest) (sum int64) {
 
 // repack packs the dependents of a base again, by matching, with other bases: those of the base's
 // own recipe, those that the search names, or any other. A blob that would save too little becomes
-// whole. The caller holds formLock.
+// whole. The caller holds representationLock.
 func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	if p, packed := s.recipeStore.Has(base); packed {
 		how.include = append(how.include, digestsOf(p.Bases)...)
@@ -170,7 +170,7 @@ func (s *Store) repackWithout(ctx context.Context, d cas.Digest, was dedupe.Pack
 
 // makeRecipe finds the bytes that a blob shares with others, and durably stores a recipe, which
 // replaces an existing one. It fails with errSavesTooLittle if that saves too few bytes. hold
-// protects the bases from removal. The caller holds formLock.
+// protects the bases from removal. The caller holds representationLock.
 func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *cas.Hold) error {
 	found, err := s.Sharing.match(ctx, d, how)
 	if err != nil {
@@ -399,7 +399,7 @@ func (s *Store) mayCompact(f Family) bool {
 // without need, which CompactableFamilies lists again. It fails with ErrInUse if a blob is in use,
 // or if there is not enough free space now.
 func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
-	leave, err := s.LockForm(ctx)
+	leave, err := s.LockRepresentation(ctx)
 	if err != nil {
 		return err
 	}

@@ -90,7 +90,7 @@ func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 		if !s.whole.Has(d) {
 			return nil // the usual case
 		}
-		leave, err := s.LockForm(ctx) // because it may be being packed at this moment
+		leave, err := s.LockRepresentation(ctx) // because it may be being packed at this moment
 		if err != nil {
 			return err
 		}
@@ -104,7 +104,7 @@ func (s *Store) RemoveRecipesOfWhole(ctx context.Context) error {
 }
 
 // removeRecipeOfWhole removes the recipe of a whole blob if the whole file is intact, after making
-// that durable, because a crash may have prevented it. The caller holds formLock.
+// that durable, because a crash may have prevented it. The caller holds representationLock.
 func (s *Store) removeRecipeOfWhole(ctx context.Context, d cas.Digest) error {
 	was, packed := s.recipeStore.Has(d)
 	if !packed || !s.whole.Has(d) {

@@ -21,8 +21,8 @@
 // Its Memory has the recorded facts about blobs.
 //
 // A Store is safe for concurrent use. Operations that change the representation of a blob hold the
-// form lock, one at a time; opening, verifying and copying blobs never blocks on it. When an
-// operation returns, its result is durable, except for copies.
+// representation lock, one at a time; opening, verifying and copying blobs never blocks on it. When
+// an operation returns, its result is durable, except for copies.
 package packing
 
 import (
@@ -166,10 +166,11 @@ type Store struct {
 	owner  Owner
 	log    *slog.Logger
 
-	formLock chan struct{} // has one token: one change at a time
-	// transients has done functions of CountTransient, called on unlock; guarded by formLock.
+	representationLock chan struct{} // has one token: one change at a time
+	// transients has done functions of CountTransient, called on unlock. Guarded by
+	// representationLock.
 	transients []func()
-	waiting    atomic.Int32 // callers that wait for formLock
+	waiting    atomic.Int32 // callers that wait for representationLock
 	account    account
 }
 
@@ -177,7 +178,7 @@ type Store struct {
 // logged, and listed by Problems.
 func Open(o Options) (*Store, error) {
 	s := &Store{
-		dir: o.Dir, owner: o.Owner, log: o.Log, formLock: make(chan struct{}, 1),
+		dir: o.Dir, owner: o.Owner, log: o.Log, representationLock: make(chan struct{}, 1),
 		account: account{movingBlobs: movingBlobs{counts: make(map[*cas.Hold]bool),
 			moving: make(map[cas.Digest]int)}},
 		memory: &memories{o.Memory, o.Sketches, o.Shares, o.Changed},
@@ -228,27 +229,27 @@ func (s *Store) ServingStore(d cas.Digest) (store *cas.Store, unpacked bool, err
 	return store, true, err
 }
 
-// LockForm acquires the lock for changes of representations. leave releases it. It fails only if
-// the context ends.
-func (s *Store) LockForm(ctx context.Context) (leave func(), err error) {
+// LockRepresentation acquires the lock for changes of representations. leave releases it. It fails
+// only if the context ends.
+func (s *Store) LockRepresentation(ctx context.Context) (leave func(), err error) {
 	s.waiting.Add(1)
 	defer s.waiting.Add(-1)
 	select {
-	case s.formLock <- struct{}{}:
+	case s.representationLock <- struct{}{}:
 		return func() {
 			for _, done := range s.transients {
 				done()
 			}
 			s.transients = nil
-			<-s.formLock
+			<-s.representationLock
 		}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-// countTransient counts bytes that the caller, which holds the form lock, removes before it
-// unlocks.
+// countTransient counts bytes that the caller, which holds the representation lock, removes before
+// it unlocks.
 func (s *Store) countTransient(disk int64) {
 	s.transients = append(s.transients, s.owner.CountTransient(disk))
 }

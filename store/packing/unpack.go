@@ -172,7 +172,7 @@ func (s *Store) apply(ctx context.Context, r *dedupe.Recipe, f *os.File, proven 
 // MakeWhole stores a packed blob whole again, durably, and then removes the recipe. The blob
 // replaces its literals as a base. Errors are as for Unpack.
 func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
-	leave, err := s.LockForm(ctx)
+	leave, err := s.LockRepresentation(ctx)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,8 @@ func (s *Store) MakeWhole(ctx context.Context, d cas.Digest) error {
 	return s.makeWhole(ctx, d, hold, nil)
 }
 
-// makeWhole is MakeWhole for a caller that holds formLock. hold protects the blob from removal.
+// makeWhole is MakeWhole for a caller that holds representationLock. hold protects the blob from
+// removal.
 func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gate Gate) error {
 	was, packed := s.recipeStore.Has(d)
 	there, err := hold.Keep(ctx, d)
@@ -209,7 +210,7 @@ func (s *Store) makeWhole(ctx context.Context, d cas.Digest, hold *cas.Hold, gat
 // replaceRecipe stores the whole file of a blob, which hold protects, and removes its recipe.
 func (s *Store) replaceRecipe(ctx context.Context, d cas.Digest, was dedupe.Packed,
 	hold *cas.Hold) error {
-	if err := s.owner.Fits(s.dir, "the unpacked form of a file", was.Size, 0); err != nil {
+	if err := s.owner.Fits(s.dir, "the unpacked file", was.Size, 0); err != nil {
 		return err
 	}
 	release, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(was.Size),
