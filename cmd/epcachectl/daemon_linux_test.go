@@ -72,6 +72,7 @@ type standIn struct {
 
 	ordinary  bool                     // the caller is no administrator
 	startedBy string                   // for the status
+	remotes   []*wire.Remote           // for the status
 	stop      func() (*os.File, error) // nil: it does not stop
 
 	second func() error // is called for the second page of a list or of usage; may be nil
@@ -387,7 +388,7 @@ func (b *standIn) Status(context.Context, unixsock.Peer, *wire.Status) (*wire.St
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return &wire.StatusReply{Version: "9", Pid: 77, Socket: "/run/s", StartedBy: b.startedBy,
-		Space: &wire.Space{UniqueBytes: 7, ToLookAt: 3}}, b.err
+		Space: &wire.Space{UniqueBytes: 7, ToLookAt: 3}, Remotes: b.remotes}, b.err
 }
 
 func (b *standIn) Probe(context.Context, unixsock.Peer, *wire.Probe) (*wire.ProbeReply, error) {

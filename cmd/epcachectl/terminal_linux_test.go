@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -81,11 +82,24 @@ func TestResultsFitTheTerminal(t *testing.T) {
 			Differences: []*wire.Difference{{Field: "execution_providers[0].options.precision",
 				Asked: strings.Repeat("a", 70), Found: strings.Repeat("b", 70)}}}}}
 	b.past = []*wire.Event{event(1, time.Now(), strings.Repeat("what happened ", 20))}
+	b.remotes = []*wire.Remote{{Name: "shared", Url: "s3://" + strings.Repeat("bucket/", 20),
+		Publishes: true, BreakerSeconds: 30, Calls: 1e9, Missing: 1e9, Denied: 1e9,
+		Unreachable: 1e9, Fetched: 1e9, FetchedBytes: 1 << 50, SeedBytes: 1 << 50, LostSeconds: 1e6,
+		Published: 1e9, SentBytes: 1 << 50, LastError: strings.Repeat("what the server wrote ", 9),
+		TrustError:   strings.Repeat("why its trust document is refused ", 5),
+		PublishError: strings.Repeat("why nothing was published ", 6)}}
 	b.serve()
+	dir := t.TempDir()
+	for i := range 3 {
+		text, err := os.ReadFile(tinyModel(t, "tiny.onnx"))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir,
+			fmt.Sprintf("%s%d.onnx", strings.Repeat("long-name-", 12), i)), text, 0o600))
+	}
 	for _, columns := range []int{60, 80, 200} {
 		for _, verb := range []string{"list", "list -l", "status", "du", "jobs", "show x", "why x",
 			"why x --all", "doctor", "events", "gc -n", "rm x -n", "probe", "show x --tensors",
-			"check", "lst"} {
+			"check", "lst", "remote status", "gc --to 1MiB", "warm " + dir + " --ep E"} {
 			out := onTerminal(t, columns, nil, strings.Fields(verb)...)
 			require.NotEmpty(t, out, verb)
 			for line := range strings.Lines(out) {
