@@ -191,8 +191,8 @@ func (s *Packer) interruptReads() (done func()) {
 	return func() { s.sweepAll.Add(-1) }
 }
 
-// AwaitIdleLocked is the gate of work that holds the representation lock, and can be stopped between
-// two pieces. It fails with packing.ErrInUse when a caller waits for the lock, or a collection
+// AwaitIdleLocked is the gate of work that holds the representation lock, and can stop between two
+// pieces. It fails with packing.ErrInUse when a caller waits for the lock, or a collection
 // waits for a blob that is being read; the blob is then packed another time. Compacting uses
 // AwaitIdle, because a half of it would leave more bytes on the disk than before.
 func (s *Packer) AwaitIdleLocked(ctx context.Context) error {

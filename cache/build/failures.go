@@ -225,7 +225,7 @@ func (j *Job) withAdvice(err error) error {
 	}
 	f := failure.FromError(e)
 	j.addDimensionsHint(f)
-	addFallbackHint(f, &j.Plan.Canonical)
+	addCPUHint(f, &j.Plan.Canonical)
 	for key, value := range f.Facts {
 		e.WithFact(key, value)
 	}
@@ -233,14 +233,14 @@ func (j *Job) withAdvice(err error) error {
 	return e
 }
 
-// ortFallbackText is ONNX Runtime's error for a session that must leave no node to the CPU.
-const ortFallbackText = "fallback to CPU EP has been explicitly disabled"
+// ortNoCPUText is ONNX Runtime's error for a session that must leave no node to the CPU.
+const ortNoCPUText = "fallback to CPU EP has been explicitly disabled"
 
-// addFallbackHint adds the hint that the request forbids the CPU, which some nodes of the model
+// addCPUHint adds the hint that the request forbids the CPU, which some nodes of the model
 // need.
-func addFallbackHint(f *failure.Failure, c *identity.Record) {
+func addCPUHint(f *failure.Failure, c *identity.Record) {
 	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" &&
-		strings.Contains(f.Text, ortFallbackText) {
+		strings.Contains(f.Text, ortNoCPUText) {
 		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the CPU runs these " +
 			"nodes, and the answer lists them")
 	}

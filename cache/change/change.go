@@ -1,5 +1,6 @@
 // Package change carries out the verbs that change stored builds: withhold, remove, pin, pack,
-// unpack, evict and check. Users may change their own builds, administrators all.
+// unpack, evict and check. Users may change their own builds, administrators all. Package
+// store/evict decides which builds an eviction removes.
 package change
 
 import (
