@@ -69,6 +69,7 @@ func (t *tally) report() {
 func (t *tally) sent(to *remote.Sent, size int64, existed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	defer t.report() // that it makes progress
 	if existed {
 		to.Existed++
 		t.done += size
