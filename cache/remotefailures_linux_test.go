@@ -413,7 +413,7 @@ var mishaps = map[string]mishap{
 	"500": {row: "403", kinds: network, server: answers(500), why: "500"},
 	"503": {row: "403", kinds: network, server: answers(503), why: "503"},
 	"404": {row: "403", kinds: network, server: answers(404),
-		why: "no card|404|no such|cannot be listed"},
+		why: "does not have|404|no such|cannot be listed"},
 	"403 blob": {row: "403", kinds: network, server: ofBlobs(answers(403)), why: "403"},
 	"500 blob": {row: "403", kinds: network, server: ofBlobs(answers(500)), why: "500"},
 	"another page": {row: "403", kinds: network, why: "v1/builds|EOF|Last-Modified",

@@ -148,7 +148,7 @@ func (b *bucket) Look(ctx context.Context, _ string, key remote.Key,
 		}
 	}
 	if len(out) == 0 {
-		return nil, remoteError("missing", "no card under that key")
+		return nil, remoteError("missing", "it does not have the build")
 	}
 	return out, nil
 }

@@ -289,11 +289,14 @@ func TestAPullReadsTheTrustDocument(t *testing.T) {
 	root := newRootKey(t)
 	store.setTrust(t, root.document(1))
 	b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
-	b.acquire(b.request(b.model(2)))
+	r := b.request(b.model(2))
+	r.OnMiss = request.Fetch
+	require.Contains(t, b.refused(r).Text,
+		"not fetched: remote fleet: it does not have the build")
 	require.EqualValues(t, 1, b.cache.RemoteStatus()[0].TrustSequence)
 	store.setTrust(t, root.document(2,
 		portable.Revocation{Key: store.signers(t)[0], Reason: "leaked"}))
-	r := b.request(b.model(1))
+	r = b.request(b.model(1))
 	r.OnMiss = request.Fetch
 	require.Contains(t, b.refused(r).Text, "is revoked: leaked")
 }
@@ -398,6 +401,7 @@ func TestTrustIsReloaded(t *testing.T) {
 	}
 	b.refused(r())
 	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "not trusted here")
+	require.Contains(t, b.cache.RemoteStatus()[0].LastError, "not trusted here")
 	o := b.cache.settings.Load().Options
 	all := []remotes.Remote{o.Remotes[0]}
 	all[0].Trust = []string{public}

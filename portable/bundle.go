@@ -287,6 +287,9 @@ func newTar(ctx context.Context, from io.Reader, f *os.File, file string, size i
 			return nil, ctx.Err()
 		case errors.As(err, new(*fs.PathError)): // of the copy
 			return nil, err
+		case err != nil && n == 0:
+			return nil, wrong(file, "",
+				"neither a tar nor a directory that epcachectl export wrote")
 		case err != nil:
 			return nil, bad("", "%v", err)
 		case n == maxEntries:

@@ -96,7 +96,7 @@ func (c *Client) Look(ctx context.Context, remote string, key Key,
 		}
 	}
 	if len(a.Cards) == 0 {
-		return nil, &Error{Class: "missing", Remote: remote, Text: "no card under that key"}
+		return nil, &Error{Class: "missing", Remote: remote, Text: "it does not have the build"}
 	}
 	return a.Cards, nil
 }

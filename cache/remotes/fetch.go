@@ -261,6 +261,7 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 func (rs *Remotes) refused(r *Remote, out *claims.Imported) error {
 	if out.Outcome == claims.Refused {
 		rs.figuresOf(r.Name).refused.Add(1)
+		rs.figuresOf(r.Name).refusal.Store(&outcome{text: "refused: " + out.Text, at: rs.Now()})
 	}
 	text := fmt.Sprintf("%s: %s", out.Outcome, out.Text)
 	if out.Damaged {

@@ -20,6 +20,7 @@ type figures struct {
 	sent              atomic.Int64 // bytes uploaded
 	won, waited       atomic.Int64 // leases
 	failure           atomic.Pointer[string]
+	refusal           atomic.Pointer[outcome] // the last one of refused
 	// Unix nanoseconds when the trust document is read next
 	trustNext  atomic.Int64
 	trustError atomic.Pointer[string] // why the trust document was refused
@@ -87,6 +88,8 @@ func (rs *Remotes) Explain(a *Ask) (lines []string) {
 			text = "not asked: " + why
 		case rs.aside(&r) > 0:
 			text = fmt.Sprintf("not asked for %s: %s", rs.aside(&r).Round(time.Second), wrongBytes)
+		case known && a.Refresh: // it was asked for this request
+			text = o.text
 		case known && rs.Now().Before(o.until):
 			text = fmt.Sprintf("not asked again for %s: %s",
 				o.until.Sub(rs.Now()).Round(time.Second), o.text)
@@ -133,6 +136,11 @@ func (rs *Remotes) Status() (out []*wire.Remote) {
 		if n := len(s.Last); n > 0 {
 			one.LastError = wire.Valid(s.Last[n-1].Text)
 			one.LastErrorMs = wire.Milliseconds(s.Last[n-1].Time)
+		}
+		why := f.refusal.Load()
+		if why != nil && wire.Milliseconds(why.at) > one.LastErrorMs {
+			one.LastError = wire.Valid(why.text)
+			one.LastErrorMs = wire.Milliseconds(why.at)
 		}
 		if left := rs.aside(&r); left > 0 {
 			one.BreakerSeconds, one.LastError = max(one.BreakerSeconds, left.Seconds()), wrongBytes

@@ -98,7 +98,7 @@ func (ds *Documents) Take(ctx context.Context, raw []byte, keys []*portable.Key)
 		return err
 	}
 	ds.Store.RecordEvent(index.Event{Kind: event.Trust, Text: fmt.Sprintf(
-		"document %d of root key %s counts until %s; it revokes %d keys and builds", d.Sequence,
+		"document %d of root key %s counts until %s; revoked keys and builds: %d", d.Sequence,
 		root.Short(), d.Expires.Format(time.RFC3339), len(d.Revoked))})
 	return ds.Apply(ctx, keys)
 }

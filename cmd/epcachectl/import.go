@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/remotes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/portable"
@@ -44,6 +46,8 @@ all, and prints the outcome of each:
   unknown library  no runtime here has a library for it; not stored
   refused          not signed by a trusted key, or damaged; not stored
 
+A build that is too large for the store has the outcome "no space", and is not stored.
+
 A build counts only if a key signed it that the daemon's configuration trusts, or --trust names. The
 daemon checks its files, loads it, and runs it once on zeros if it was made on another kind of
 machine. Builds are stored for this user, or for all users if an administrator or publisher imports
@@ -72,6 +76,7 @@ them. Importing again changes nothing.
 // became is the outcome of one build of a bundle.
 type became struct {
 	name string
+	card *portable.Card // nil if it is damaged
 	*wire.ImportReply
 	pinned bool
 }
@@ -95,7 +100,7 @@ func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) err
 		if from == "-" {
 			from = stdin
 		}
-		return exit.WithOperation("import", from, err)
+		return exit.WithOperation("import", from, modelfile.PlainPathError(err))
 	}
 	defer b.Close()
 	var all []became
@@ -106,6 +111,10 @@ func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) err
 				progress(p)
 			}
 			one, err := im.one(ctx, c, b, &b.Cards[i], far)
+			if errors.Is(err, unixsock.ErrNoSpace) { // a smaller build may be stored
+				one, err = &became{name: b.Cards[i].Name, card: b.Cards[i].Card,
+					ImportReply: &wire.ImportReply{Outcome: noSpace, Text: err.Error()}}, nil
+			}
 			if err != nil {
 				return exit.WithOperation("import", b.Cards[i].Name, err)
 			}
@@ -121,6 +130,8 @@ func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) err
 	}
 	return im.status(all)
 }
+
+const noSpace = "no space" // outcome of a build
 
 const stdin = "standard input" // name in errors
 
@@ -158,7 +169,7 @@ func unnamed() (*os.File, error) {
 func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bundle,
 	e *portable.Entry,
 	far func(*wire.Progress)) (*became, error) {
-	out := &became{name: e.Name}
+	out := &became{name: e.Name, card: e.Card}
 	if e.Err != nil {
 		return out, out.damaged(e.Err)
 	}
@@ -246,15 +257,18 @@ func (im *imports) report(all []became) error {
 		}
 		return im.Print.JSON(jsonout.Object{"builds": list, "dry_run": im.dryRun || im.check})
 	}
-	rows := [][]string{{"BUILD", "OUTCOME", "WHY"}}
+	rows := [][]string{{"BUILD", "EP", "OUTCOME", "WHY"}}
 	for _, o := range all {
-		text := o.GetText()
-		if o.GetStored() {
-			text = "stored for " + o.GetScope() + ", signed by " +
-				portable.ShortID(o.GetKey()) + ": " + text
+		var eps []string
+		for i := 0; o.card != nil && i < len(o.card.Config.EPs); i++ {
+			eps = append(eps, o.card.Config.EPs[i].Name)
 		}
-		rows = append(rows, []string{term.Short(o.name[min(2, len(o.name)):]), o.GetOutcome(),
-			term.Printable(text)})
+		outcome := o.GetOutcome()
+		if o.GetStored() {
+			outcome = "stored for " + o.GetScope()
+		}
+		rows = append(rows, []string{term.Short(o.name[min(2, len(o.name)):]),
+			term.TextOrDash(strings.Join(eps, ", ")), outcome, term.Printable(o.GetText())})
 	}
 	if len(all) == 0 {
 		im.Print.Line("the bundle has no builds")
@@ -267,6 +281,9 @@ func (im *imports) report(all []became) error {
 // status returns the exit status: for damage, otherwise for untrusted signatures, otherwise if no
 // build of the bundle suits this machine.
 func (im *imports) status(all []became) error {
+	if slices.ContainsFunc(all, func(o became) bool { return o.GetOutcome() == noSpace }) {
+		return exit.Status(exit.Failed)
+	}
 	hits, distrusted, hints := 0, false, []string(nil)
 	for _, o := range all {
 		switch {

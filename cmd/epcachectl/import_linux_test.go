@@ -60,7 +60,7 @@ func TestImportOfAStreamThatIsNoBundleEndsAtOnce(t *testing.T) {
 	require.NoError(t, to.WriteHeader(&tar.Header{Name: "holiday.jpg", Size: 1 << 40}))
 	for want, first := range map[string]io.Reader{
 		"an empty tar":                     strings.NewReader(""),
-		"invalid tar header":               strings.NewReader(strings.Repeat("no tar", 1000)),
+		"neither a tar nor":                strings.NewReader(strings.Repeat("no tar", 1000)),
 		"an image layout has no such file": &other,
 	} {
 		rest := &endless{}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"math"
 
 	"github.com/spf13/cobra"
@@ -143,67 +142,9 @@ copied to it since the daemon's start, and its last error.` +
 				if i > 0 {
 					a.Print.Line("")
 				}
-				a.Print.Table(remoteRows(r))
+				a.Print.Table(remotes.Rows(r))
 			}
 			return nil
 		}),
 	}
-}
-
-// remoteLine is one line about a remote.
-func remoteLine(r *wire.Remote) string {
-	line := remoteState(r) + "; " + term.Count(r.GetFetched(), "build") + " fetched"
-	if r.GetPublishes() {
-		line += fmt.Sprintf(", %d published", r.GetPublished())
-	}
-	if text := r.GetTrustError(); text != "" {
-		line += "; " + term.Printable(text)
-	}
-	return line
-}
-
-func remoteState(r *wire.Remote) string {
-	switch wait := r.GetBreakerSeconds(); {
-	case wait > 0:
-		return "fails, and is not asked for " + term.Seconds(wait)
-	case r.GetCalls() == 0:
-		return "not called yet"
-	}
-	return "answers"
-}
-
-func remoteRows(r *wire.Remote) [][]string {
-	rows := [][]string{
-		{"remote", term.Printable(r.GetName()) + "  " + term.Printable(r.GetUrl())},
-		{"state", remoteState(r)},
-		{"look-ups", fmt.Sprintf("%s, %d missing, %d denied, %d unreachable, %d skipped",
-			term.Count(r.GetCalls(), "call"),
-			r.GetMissing(), r.GetDenied(), r.GetUnreachable(), r.GetSkipped())},
-		{"fetched", fmt.Sprintf("%s, %s over the network, %s from builds here; %d refused; %s lost",
-			term.Count(r.GetFetched(), "build"), term.Bytes(r.GetFetchedBytes()),
-			term.Bytes(r.GetSeedBytes()),
-			r.GetRefused()+r.GetDamaged(), term.Seconds(r.GetLostSeconds()))},
-	}
-	if r.GetPublishes() {
-		rows = append(rows, []string{"published", fmt.Sprintf("%s, %s; %d queued, %d failed",
-			term.Count(r.GetPublished(), "build"), term.Bytes(r.GetSentBytes()), r.GetQueued(),
-			r.GetNotPublished())},
-			[]string{"leases", fmt.Sprintf("%d compiled for all, %d waited", r.GetLeasesWon(),
-				r.GetLeasesWaited())})
-	}
-	if n := r.GetTrustSequence(); n > 0 {
-		rows = append(rows, []string{"trust", fmt.Sprintf("document %d, until %s", n,
-			term.Time(r.GetTrustExpiresMs()))})
-	}
-	if text := r.GetTrustError(); text != "" {
-		rows = append(rows, []string{"not trusted", term.Printable(text)})
-	}
-	if text := r.GetPublishError(); text != "" {
-		rows = append(rows, []string{"not published", term.Printable(text)})
-	}
-	if text := r.GetLastError(); text != "" {
-		rows = append(rows, []string{"last error",
-			term.Time(r.GetLastErrorMs()) + ", " + term.Printable(text)})
-	}
-	return rows
 }

@@ -85,6 +85,15 @@ func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry strin
 	return nil
 }
 
+// createdText says when a build was stored, and how long its compile took.
+func createdText(p *term.Printer, b *wire.Build) string {
+	where := ", compiled in "
+	if b.GetImported() != nil {
+		where = ", from another machine, compiled there in "
+	}
+	return p.When(b.GetCreatedMs()) + where + term.Seconds(b.GetCompileSeconds())
+}
+
 func printBuild(p *term.Printer, b *wire.Build, record string) {
 	rows := [][]string{
 		{"build", b.GetBuild()},
@@ -101,8 +110,7 @@ func printBuild(p *term.Printer, b *wire.Build, record string) {
 		{"driver", term.TextOrDash(b.GetDriverVersion())},
 		{"onnx runtime", term.TextOrDash(b.GetOrtVersion())},
 		{"scope", term.TextOrDash(b.GetScope())},
-		{"created", p.When(b.GetCreatedMs()) + ", compiled in " +
-			term.Seconds(b.GetCompileSeconds())},
+		{"created", createdText(p, b)},
 		{"last used", p.When(b.GetLastUsedMs()) + ", " + term.Count(b.GetHits(), "hit")},
 		{"state", stateOf(b)},
 		{"space", term.Bytes(sizeOf(b)) + "; its removal would free " +

@@ -14,6 +14,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/remotes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -111,7 +112,7 @@ func printStatusTable(p *term.Printer, s *wire.StatusReply, h *wire.HelloReply) 
 		rows = append(rows, []string{"rebuilds", line})
 	}
 	for _, r := range s.GetRemotes() {
-		rows = append(rows, []string{"remote " + term.Printable(r.GetName()), remoteLine(r)})
+		rows = append(rows, []string{"remote " + term.Printable(r.GetName()), remotes.Line(r)})
 	}
 	if text := s.GetVerified(); text != "" {
 		rows = append(rows, []string{"verified", term.Printable(text)})

@@ -37,7 +37,7 @@ func newTrustKeygen(a *cli.Call) *cobra.Command {
 		Use:   "keygen NAME",
 		Short: "make a key pair",
 		Long: `keygen writes an ed25519 key pair: NAME.key, private and without a password, and
-NAME.pub, for the machines that import. Existing files are kept.
+NAME.pub, for the machines that take builds. Existing files are kept.
 
 A public key can be limited: after the first line of its file, add lines with EPs, Builders or
 Requests (names or keys) or Not-After (a date), and then an empty line.
@@ -64,7 +64,8 @@ trusts it takes builds of other machines only while such a document is in effect
 					"public": files[1]})
 			}
 			a.Print.Line("%s  key %s: keep it secret", files[0], portable.ShortID(id))
-			a.Print.Line("%s  for the machines that import", files[1])
+			a.Print.Line("%s  for trust in the configuration of the machines that take builds: of "+
+				"[remote.NAME] to fetch, at the top to import", files[1])
 			return nil
 		},
 	}

@@ -207,8 +207,7 @@ func printCandidate(p *term.Printer, c *wire.Candidate, all bool) {
 				b.GetHardwareArchitecture()) +
 				term.WithPrefix(", driver ", b.GetDriverVersion()) +
 				term.WithPrefix(", ONNX Runtime ", b.GetOrtVersion())},
-			{"  created", p.When(b.GetCreatedMs()) + ", compiled in " +
-				term.Seconds(b.GetCompileSeconds())},
+			{"  created", createdText(p, b)},
 			{"  state", stateOf(b)},
 			{"  kept", keptText(b)},
 			{"  gain", gain(b)},

@@ -156,7 +156,7 @@ func (s *store) look(ctx context.Context, key remote.Key) ([][]byte, error) {
 	if err := worst(errs[:]); err != nil {
 		return nil, err
 	}
-	return nil, fail("missing", "no card under the %v", key)
+	return nil, fail("missing", "it does not have the build")
 }
 
 // worst returns the most severe error.

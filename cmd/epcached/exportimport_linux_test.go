@@ -214,6 +214,7 @@ func TestBuildsTravelBetweenMachines(t *testing.T) {
 	shown, status := b.ctl(t, "show", made["silent"]["build"].(string))
 	require.Zero(t, status)
 	require.Contains(t, shown, "made by a, manifest sha256:")
+	require.Contains(t, shown, ", from another machine, compiled there in ")
 	require.Contains(t, shown, "pinned")
 	why, _ := b.ctl(t, "why", made["OpenVINO"]["build"].(string))
 	require.Contains(t, why, "imported by uid 0, signed by")

@@ -249,6 +249,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	}
 	result.elapsed = time.Since(start)
 	result.graph = result.reply.GetGraph()
+	result.fetched = last.Load().GetPhase() == "fetching"
 	if err == nil && result.passedThrough() {
 		err = checkReferences(ctx, path)
 	}

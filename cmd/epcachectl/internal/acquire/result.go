@@ -76,6 +76,7 @@ type modelResult struct {
 	elapsed   time.Duration
 	err       error
 	missing   bool      // with -n: it would be compiled
+	fetched   bool      // from a remote, for this call
 	adopted   bool      // the call stores the model as it is: adopted
 	startedAt bool      // with missing: it is being compiled already
 	job       *wire.Job // its job after the end, if it was followed
@@ -126,8 +127,11 @@ func (r *modelResult) line(dryRun bool) string {
 		size += f.GetSize()
 	}
 	outcome := term.Printable(outcomeOf(a))
-	if dryRun {
+	switch {
+	case dryRun:
 		outcome = "would hit"
+	case r.fetched && outcome == "hit":
+		outcome = "fetched"
 	}
 	text := fmt.Sprintf("%s %s: %s build %s, %s, %s in %s", outcome, path,
 		term.Printable(a.GetEp()), term.TextOrDash(term.Short(a.GetBuild())),

@@ -58,7 +58,7 @@ func ReadKeys(file string) ([]*portable.Key, error) {
 	}
 	keys, err := portable.ParseKeys(file, text)
 	if err != nil {
-		return nil, exit.Damaged(err)
+		return nil, exit.Usage(err)
 	}
 	return keys, nil
 }
