@@ -252,10 +252,14 @@ func (j *Job) addDimensionsHint(f *failure.Failure) {
 	if f.Reason != failure.NoNode && f.Reason != failure.Refused {
 		return
 	}
+	hint := ""
 	if vain := j.UnusedDimensions(); len(vain) > 0 {
-		f.AddHint("no input of the model has a free dimension " + request.QuotedNames(vain))
+		hint = "no input of the model has a free dimension " + request.QuotedNames(vain)
 	}
 	if len(j.Open) == 0 {
+		if hint != "" {
+			f.AddHint(hint)
+		}
 		return
 	}
 	var names []string
@@ -264,6 +268,9 @@ func (j *Job) addDimensionsHint(f *failure.Failure) {
 			names = append(names, request.QuotedName(d.Name))
 		}
 	}
-	f.AddHint(request.DimensionsHint(j.Open))
+	if hint != "" {
+		hint += "; "
+	}
+	f.AddHint(hint + request.DimensionsHint(j.Open))
 	f.Facts["free_dimensions"] = strings.Join(names, ",")
 }

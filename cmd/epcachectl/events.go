@@ -95,7 +95,7 @@ func printEvent(a *cli.Call, e *wire.Event) error {
 
 func eventLine(p *term.Printer, e *wire.Event) string {
 	return term.Time(e.GetAtMs()) + "  " +
-		p.State(fmt.Sprintf("%-11s", term.Printable(e.GetKind()))) +
+		p.State(fmt.Sprintf("%-13s", term.Printable(e.GetKind()))) +
 		term.WithPrefix("  ", e.GetModel()) + term.WithPrefix("  build ",
 		term.Short(e.GetBuild())) +
 		term.WithPrefix("  ", e.GetRuntime()) + term.WithPrefix("  ", e.GetText())

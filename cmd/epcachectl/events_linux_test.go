@@ -35,8 +35,8 @@ func TestEvents(t *testing.T) {
 	b.serve()
 	r := call(t, "events")
 	require.Equal(t,
-		result{exit.Done, halfPast(14) + "  changed      /opt/ort  QNN 2.6.0 -> 2.7.0\n" +
-			halfPast(15) + "  compiled     tiny.onnx  build cdcdcdcdcdcd  in 2 s\n", ""}, r)
+		result{exit.Done, halfPast(14) + "  changed        /opt/ort  QNN 2.6.0 -> 2.7.0\n" +
+			halfPast(15) + "  compiled       tiny.onnx  build cdcdcdcdcdcd  in 2 s\n", ""}, r)
 	require.Equal(t, 1, strings.Count(call(t, "events", "--since", "2026-11-21 15:00").out, "\n"))
 	require.Equal(t, 1, strings.Count(call(t, "events", "--limit", "1").out, "\n"))
 	require.Empty(t, call(t, "events", "--since", at.Add(24*time.Hour).Format(time.RFC3339)).out)

@@ -649,6 +649,7 @@ func TestGetModelThatIsNoFile(t *testing.T) {
 		r := call(t, "get", path, ep)
 		require.Equal(t, exit.Failed, r.code)
 		require.Contains(t, r.err, says)
+		require.Equal(t, path == dir, strings.Contains(r.err, "epcachectl warm "), r.err)
 	}
 }
 

@@ -183,7 +183,11 @@ func judgement(p *term.Printer, b *wire.Build) string {
 	text := verdict(b.GetCompatibility())
 	switch source := b.GetCompatibilitySource(); source {
 	case "":
-	case "same library", "execution provider", "fingerprint":
+	case "same library":
+		text += ", the library is the same"
+	case "put":
+		text += ", the client compiled it itself"
+	case "execution provider", "fingerprint":
 		text += ", says the " + source
 	case "load check":
 		text += ", says a load check"

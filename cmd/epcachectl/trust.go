@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -55,7 +57,10 @@ trusts it takes builds of other machines only while such a document is in effect
 			files := []string{args[0] + ".key", args[0] + ".pub"}
 			for i, text := range [][]byte{private, public} {
 				mode := []os.FileMode{0o600, 0o644}[i]
-				if err := writeNew(files[i], text, mode); err != nil {
+				if err := writeNew(files[i], text, mode); errors.Is(err, fs.ErrExist) {
+					return exit.Hint(fmt.Errorf("%s: the file exists, and is kept",
+						files[i]), "choose another name: epcachectl trust keygen NAME")
+				} else if err != nil {
 					return exit.WithOperation("write", files[i], err)
 				}
 			}
@@ -96,7 +101,8 @@ it reads those that the configuration names.` +
 				file, load := configFile(nil)
 				s, err := load(file)
 				if err != nil {
-					return exit.WithOperation("read", file, err)
+					return exit.Hint(exit.WithOperation("read", file, err),
+						"name files of keys: epcachectl trust show FILE")
 				}
 				files = s.Trust
 			}

@@ -73,7 +73,7 @@ func TestWhyModel(t *testing.T) {
 		"  FIELD        NOW     MADE WITH\n  sdk_version  2026.4  2026.3\n",
 		"nearest entries:\n  other.onnx, request key 121212121212, 2 builds, differs in 1 field\n",
 		"    eps[0].options.precision  f16        (missing)\n",
-		"history:\n  " + halfPast(14) + "  compiled     tiny.onnx  in 2 s\n",
+		"history:\n  " + halfPast(14) + "  compiled       tiny.onnx  in 2 s\n",
 	} {
 		require.Contains(t, r.out, want)
 	}
@@ -195,6 +195,8 @@ func TestJudgement(t *testing.T) {
 	require.Equal(t, "prefer recompilation, says rule newer-loads-older",
 		judgement(&term.Printer{}, &wire.Build{Compatibility: "prefer_recompilation",
 			CompatibilitySource: "rule newer-loads-older"}))
+	require.Equal(t, "optimal, the client compiled it itself", judgement(&term.Printer{},
+		&wire.Build{Compatibility: "optimal", CompatibilitySource: "put"}))
 	require.Equal(t, "optimal, says a load check",
 		judgement(&term.Printer{},
 			&wire.Build{Compatibility: "optimal", CompatibilitySource: "load check"}))

@@ -87,8 +87,8 @@ func lookForDaemon(ctx context.Context, a *cli.Call) (*unixsock.Client, []Findin
 		return client, f.List
 	}
 	if statusTook > slowAnswer {
-		f.warning(subjectDaemon, "its status took "+term.Seconds(statusTook.Seconds())+": it is "+
-			"overloaded, or its disk is", "check its load: epcachectl status --watch")
+		f.warning(subjectDaemon, "its status took "+term.Seconds(statusTook.Seconds())+": the "+
+			"machine, the daemon or its disk is busy", "check its load: epcachectl status --watch")
 	}
 	f.versions(a, client.Hello(), status)
 	return client, f.List

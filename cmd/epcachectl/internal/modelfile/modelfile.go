@@ -86,6 +86,10 @@ func OpenRegular(path string) (*os.File, error) {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("it is not a regular file (%s)", KindName(info.Mode()))
+		if info.IsDir() {
+			err = exit.Hint(err, "name a model's file; to compile all models of a directory: "+
+				"epcachectl warm DIR")
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

@@ -69,7 +69,7 @@ func findHook() (string, error) {
 		}
 	}
 	return "", exit.Hint(exit.Missing("the Python package epcache is not beside "+
-		"epcachectl"), "pip install epcache installs both")
+		"epcachectl"), "install the wheel that make wheel builds, with pip: it has both")
 }
 
 // Log is the file to which the processes of a program append events, one line of JSON each.

@@ -137,7 +137,7 @@ func (s *Phases) lines(now time.Time) []string {
 		lines = append(lines, bar(r.name, r.last, now.Sub(r.at), width))
 	}
 	if len(lines) == 0 {
-		lines = append(lines, "asking  "+RoundSeconds(now.Sub(s.Start)))
+		lines = append(lines, "waiting for the daemon  "+RoundSeconds(now.Sub(s.Start)))
 	}
 	if s.total > 1 {
 		line := fmt.Sprintf("%d of %d done  %s", len(s.finished), s.total,

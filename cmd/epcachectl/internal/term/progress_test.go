@@ -63,7 +63,7 @@ func TestProgressOnATerminal(t *testing.T) {
 func TestLinesOfPhases(t *testing.T) {
 	s := NewPhases(&Printer{}, false, 3)
 	require.Len(t, s.lines(s.Start), 2)
-	require.Equal(t, "asking  0s", s.lines(s.Start)[0])
+	require.Equal(t, "waiting for the daemon  0s", s.lines(s.Start)[0])
 	s.Phase("a", &wire.Progress{Phase: "reading"})
 	s.Phase("b", &wire.Progress{Phase: "compiling"})
 	s.Phase("a", &wire.Progress{Phase: "compiling"})
