@@ -109,8 +109,7 @@ func (c *Cache) Push(ctx context.Context, p request.Peer, w *wire.Push,
 	progress func(request.Progress)) (*wire.PushReply, error) {
 	if !c.Rights.IsPublisher(p) {
 		return nil, apierr.New(apierr.NotAllowed, nil,
-			"push: builds are copied to remotes for administrators "+
-				"and publishers")
+			"push: builds are copied to remotes for administrators and publishers")
 	}
 	to, err := c.remotes.ToPublish(w.Remote)
 	if err != nil {

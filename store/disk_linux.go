@@ -37,8 +37,7 @@ func Fits(what string, need, free int64) error { return fitsLeaving(what, need, 
 func fitsLeaving(what string, need, free, leave int64) error {
 	if need > free-leave {
 		return fmt.Errorf("%w: %s needs %s, and %s are free, of which %s are reserved for the "+
-			"store's own "+
-			"files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free),
+			"store's own files", unix.ENOSPC, what, bytesize.Text(need), bytesize.Text(free),
 			bytesize.Text(leave))
 	}
 	return nil

@@ -159,8 +159,7 @@ func (c *Answerer) otherForm(ctx context.Context, at *request.Attempt) (string, 
 		if o.Refused == "" && len(b.Members) == 0 && !c.IsWithheldCopy(at, b) &&
 			c.Query.WhyDamaged(ctx, b) == "" {
 			return fmt.Sprintf("not stored in this format; it would be converted from the %s "+
-				"format, "+
-				"without a compile: build %s of %s", request.FormName(b.Embed), b.BuildKey,
+				"format, without a compile: build %s of %s", request.FormName(b.Embed), b.BuildKey,
 				b.Created.Format(time.RFC3339)), nil
 		}
 	}

@@ -252,25 +252,22 @@ func (j *Job) addDimensionsHint(f *failure.Failure) {
 	if f.Reason != failure.NoNode && f.Reason != failure.Refused {
 		return
 	}
-	hint := ""
+	var hints []string
 	if vain := j.UnusedDimensions(); len(vain) > 0 {
-		hint = "no input of the model has a free dimension " + request.QuotedNames(vain)
+		hints = append(hints, "no input of the model has a free dimension "+
+			request.QuotedNames(vain))
 	}
-	if len(j.Open) == 0 {
-		if hint != "" {
-			f.AddHint(hint)
+	if len(j.Open) > 0 {
+		var names []string
+		for _, d := range j.Open {
+			if d.Name != "" {
+				names = append(names, request.QuotedName(d.Name))
+			}
 		}
-		return
+		hints = append(hints, request.DimensionsHint(j.Open))
+		f.Facts["free_dimensions"] = strings.Join(names, ",")
 	}
-	var names []string
-	for _, d := range j.Open {
-		if d.Name != "" {
-			names = append(names, request.QuotedName(d.Name))
-		}
+	if len(hints) > 0 {
+		f.AddHint(strings.Join(hints, "; "))
 	}
-	if hint != "" {
-		hint += "; "
-	}
-	f.AddHint(hint + request.DimensionsHint(j.Open))
-	f.Facts["free_dimensions"] = strings.Join(names, ",")
 }

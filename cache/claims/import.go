@@ -165,8 +165,7 @@ func (cs *Claims) importScope(p request.Peer, wish string) (string, error) {
 			"import: store %.40q is neither shared nor user", wish)
 	case !cs.Rights.IsPublisher(p):
 		return "", apierr.New(apierr.NotAllowed, nil,
-			"import: builds for all users are for administrators "+
-				"and publishers to import").
+			"import: builds for all users are for administrators and publishers to import").
 			WithHint("import them for yourself, without --store shared")
 	}
 	return rights.Shared, nil

@@ -113,8 +113,7 @@ func (e *export) check(args []string) (err error) {
 			"--model-package DIR")
 	case e.modelPackage != "" && (e.key != "" || e.facts != ""):
 		return exit.Usagef("export: --model-package cannot be combined with --key or --for, " +
-			"because " +
-			"its format has no place for them")
+			"because its format has no place for them")
 	case e.to == "-" && e.JSON:
 		return exit.Usagef("export: --to - and --json both write to standard output")
 	case e.to == "-" && e.Print.Terminal:

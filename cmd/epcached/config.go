@@ -51,8 +51,7 @@ func (c *call) addFlags(f *pflag.FlagSet) {
 			"or a virtual environment; repeatable")
 	f.StringVar(&c.config, "config", "", "read the configuration `FILE` (TOML)")
 	f.BoolVar(&c.check, "check-config", false,
-		"print each value of the configuration and where it "+
-			"comes from, and exit")
+		"print each value of the configuration and where it comes from, and exit")
 	f.StringVar(&c.idleExit, "idle-exit", "",
 		"exit after `DURATION` without connections, leases and jobs, such as 15m; 0s: never")
 	f.BoolVar(&c.autostart, "autostart", false, "start the user's own daemon in the background, "+
