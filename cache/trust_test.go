@@ -60,6 +60,14 @@ func (b *bucket) setTrust(t testing.TB, raw []byte) {
 	b.trust = raw
 }
 
+// trusts reloads the configuration with other trusted keys for the remote.
+func (b *bench) trusts(files ...string) {
+	o := b.cache.settings.Load().Options
+	all := []remotes.Remote{o.Remotes[0]}
+	all[0].Trust, o.Remotes = files, all
+	require.NoError(b, b.cache.Reload(o))
+}
+
 // explainsRemotes returns what the last look-up for a model came to.
 func (b *bench) explainsRemotes(r *request.Request) string {
 	e, err := b.cache.Acquire(b.Context(), explained(r), nil)
@@ -187,12 +195,6 @@ func replaceRootKey(t *testing.T, store *bucket) {
 	store.setTrust(t, old.document(7, portable.Revocation{
 		Build: portable.Hash(made.Build.BuildKey), Reason: "a bad driver"}))
 	b := machine(t, store, remotes.Remote{Trust: []string{public, old.public}})
-	trusts := func(files ...string) {
-		o := b.cache.settings.Load().Options
-		all := []remotes.Remote{o.Remotes[0]}
-		all[0].Trust, o.Remotes = files, all
-		require.NoError(t, b.cache.Reload(o))
-	}
 	fetch := func() *request.Request {
 		r := b.request(b.model(1))
 		r.OnMiss = request.Fetch
@@ -200,13 +202,13 @@ func replaceRootKey(t *testing.T, store *bucket) {
 	}
 	require.Contains(t, b.refused(fetch()).Text, "is revoked: a bad driver")
 
-	trusts(public, old.public, fresh.public)
+	b.trusts(public, old.public, fresh.public)
 	store.setTrust(t, fresh.document(1))
 	b.waits(2 * time.Hour)
 	require.Contains(t, b.refused(fetch()).Text, "is revoked: a bad driver")
 	require.Contains(t, b.toldOf(event.Trust), "document 1 of root key "+fresh.ID[:8])
 
-	trusts(public, fresh.public)
+	b.trusts(public, fresh.public)
 	require.Equal(t, request.Hit, b.acquire(fetch()).Outcome)
 	require.Zero(t, b.compiler.Compiles.Load())
 
@@ -316,6 +318,44 @@ func TestRevokedBuildsAreWithheldWithoutARequest(t *testing.T) {
 	}, 20*time.Second, 10*time.Millisecond)
 }
 
+// A root key that is trusted after a reload has its document withhold the builds that are stored.
+func TestReloadedRootKeyWithholdsStoredBuilds(t *testing.T) {
+	store, _, public, _ := published(t)
+	b := machine(t, store, remotes.Remote{Trust: []string{public}})
+	got := b.acquire(b.request(b.model(1)))
+	require.Equal(t, request.Hit, got.Outcome)
+	root := newRootKey(t)
+	store.setTrust(t, root.document(1,
+		portable.Revocation{Key: got.Build.Imported.Key, Reason: "leaked"}))
+	b.trusts(public, root.public)
+	require.Eventually(t, func() bool {
+		return strings.Contains(b.toldOf("withheld"), "is revoked: leaked")
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
+// An expired root key vouches for nothing, and what it revoked stays revoked.
+func TestExpiredRootKeyStillRevokes(t *testing.T) {
+	store, _, public, made := published(t)
+	root := newRootKey(t)
+	store.setTrust(t, root.document(1, portable.Revocation{
+		Build: portable.Hash(made.Build.BuildKey), Reason: "a bad driver"}))
+	b := machine(t, store, remotes.Remote{Trust: []string{public, root.public}})
+	fetch := func() string {
+		r := b.request(b.model(1))
+		r.OnMiss = request.Fetch
+		return b.refused(r).Text
+	}
+	require.Contains(t, fetch(), "is revoked: a bad driver")
+	text, err := os.ReadFile(root.public)
+	require.NoError(t, err)
+	expired := filepath.Join(t.TempDir(), "expired.pub")
+	require.NoError(t, os.WriteFile(expired, []byte(strings.Replace(string(text), "-----\n",
+		"-----\nNot-After: 2020-02-01\n", 1)), 0o644))
+	b.trusts(public, expired)
+	require.Contains(t, fetch(), "is revoked: a bad driver")
+	require.Contains(t, b.cache.RemoteStatus()[0].TrustError, "was trusted until 2020-02-0")
+}
+
 // signers returns how many keys signed the one card of a remote.
 func (b *bucket) signers(t testing.TB) (ids []string) {
 	for _, raw := range b.allCards(t) {
@@ -402,11 +442,7 @@ func TestTrustIsReloaded(t *testing.T) {
 	b.refused(r())
 	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "not trusted here")
 	require.Contains(t, b.cache.RemoteStatus()[0].LastError, "not trusted here")
-	o := b.cache.settings.Load().Options
-	all := []remotes.Remote{o.Remotes[0]}
-	all[0].Trust = []string{public}
-	o.Remotes = all
-	require.NoError(t, b.cache.Reload(o))
+	b.trusts(public)
 	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
 	require.Zero(t, b.compiler.Compiles.Load())
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/epcached/epcached/cache/claims"
@@ -70,7 +71,9 @@ func (rs *Remotes) Run(ctx context.Context) {
 	before, _ := memo.Recall[[]index.BuildID](&rs.Store.Index().Memos, queueKey)
 	rs.queue = append(before, rs.queue...)
 	rs.mu.Unlock()
-	rs.applyTrust(ctx)
+	var trusting sync.WaitGroup
+	trusting.Go(func() { rs.keepTrust(ctx) })
+	defer trusting.Wait()
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -88,7 +91,6 @@ func (rs *Remotes) Run(ctx context.Context) {
 				return
 			case <-rs.wake:
 			case <-tick.C:
-				rs.applyTrust(ctx)
 				rs.keepPartial(nil) // after an hour its space is worth more
 			}
 			continue

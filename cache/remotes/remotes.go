@@ -101,6 +101,7 @@ type Remotes struct {
 	renewing sync.WaitGroup                // goroutines that renew leases
 	queue    []index.BuildID               // builds to publish, the oldest first
 	wake     chan struct{}
+	reloaded chan struct{} // holds a token if other keys may be trusted now
 }
 
 // looked identifies a look-up at a remote, as a key of remembered results.
@@ -131,7 +132,8 @@ const (
 // New returns Remotes. Nothing runs in the background before Run.
 func New(o Options) *Remotes {
 	rs := &Remotes{Options: o, figures: make(map[string]*figures),
-		leases: make(map[index.BuildKey]*heldLease), wake: make(chan struct{}, 1)}
+		leases: make(map[index.BuildKey]*heldLease), wake: make(chan struct{}, 1),
+		reloaded: make(chan struct{}, 1)}
 	rs.looked.Store(new(outcomes))
 	return rs
 }
@@ -154,6 +156,10 @@ func (rs *Remotes) Configure() {
 	for _, f := range rs.figures {
 		f.trustNext.Store(0)
 		f.damage = [maxDamage]time.Time{}
+	}
+	select {
+	case rs.reloaded <- struct{}{}:
+	default:
 	}
 }
 

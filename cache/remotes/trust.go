@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/epcached/epcached/cache/event"
+	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/portable"
@@ -21,6 +22,21 @@ const (
 	trustRetry  = time.Minute
 	trustBudget = 5 * time.Second // time of one read in the background
 )
+
+// keepTrust applies the trust documents at the start, each hour and after a reload, until the
+// context ends. It does not wait for uploads, because these may take long.
+func (rs *Remotes) keepTrust(ctx context.Context) {
+	tick := time.NewTicker(trustEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		rs.applyTrust(ctx)
+		select {
+		case <-ctx.Done():
+		case <-rs.reloaded:
+		case <-tick.C:
+		}
+	}
+}
 
 // applyTrust reads the trust documents of all remotes, and withholds the builds that they revoke.
 func (rs *Remotes) applyTrust(ctx context.Context) {
@@ -54,7 +70,7 @@ func (rs *Remotes) readTrust(ctx context.Context, r *Remote, budget time.Duratio
 	}
 	f.trustNext.Store(rs.Now().Add(trustEvery).UnixNano())
 	keys, err := portable.ReadKeys(r.Trust)
-	if err != nil || len(rs.Trust.Roots(keys)) == 0 {
+	if err != nil || len(trust.Roots(keys)) == 0 {
 		return // the next look-up reports the error
 	}
 	raw, err := rs.Client.Trust(within, r.Name)
@@ -128,8 +144,8 @@ func (rs *Remotes) PutDocument(ctx context.Context, name string, raw []byte,
 		return err
 	}
 	keys, err := portable.ReadKeys(r.Trust)
-	if err == nil && len(rs.Trust.Roots(keys)) > 0 {
-		_, _, err = portable.ParseDocument("trust document", raw, rs.Trust.Roots(keys))
+	if err == nil && len(trust.Roots(keys)) > 0 {
+		_, _, err = rs.Trust.Parse(raw, keys)
 	}
 	if err != nil {
 		return apierr.New(apierr.BadRequest, err, "trust document for remote %s", name).

@@ -49,11 +49,21 @@ type taken struct {
 // New returns Documents.
 func New(o Options) *Documents { return &Documents{Options: o, known: make(map[string]*taken)} }
 
-// Roots returns the root keys among the keys.
-func (ds *Documents) Roots(keys []*portable.Key) []*portable.Key {
-	return slices.DeleteFunc(slices.Clone(keys), func(k *portable.Key) bool {
-		return !k.Root || !k.NotAfter.IsZero() && ds.Now().After(k.NotAfter)
-	})
+// Roots returns the root keys among the keys. An expired one signs no document any more, and what
+// its last one revokes stays revoked.
+func Roots(keys []*portable.Key) []*portable.Key {
+	return slices.DeleteFunc(slices.Clone(keys), func(k *portable.Key) bool { return !k.Root })
+}
+
+func (ds *Documents) expired(k *portable.Key) bool {
+	return !k.NotAfter.IsZero() && ds.Now().After(k.NotAfter)
+}
+
+// Parse parses a trust document that a root key among the keys signed, which has not expired.
+func (ds *Documents) Parse(raw []byte, keys []*portable.Key) (*portable.Document, *portable.Key,
+	error) {
+	return portable.ParseDocument("trust document", raw,
+		slices.DeleteFunc(Roots(keys), ds.expired))
 }
 
 // memoKey is the key of the memo that keeps a document over restarts. If it is lost, no build of
@@ -79,7 +89,7 @@ func (ds *Documents) document(root *portable.Key) *taken {
 func (ds *Documents) Known(keys []*portable.Key) (raw [][]byte) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	for _, root := range ds.Roots(keys) {
+	for _, root := range Roots(keys) {
 		if d := ds.document(root); d != nil {
 			raw = append(raw, d.raw)
 		}
@@ -90,7 +100,7 @@ func (ds *Documents) Known(keys []*portable.Key) (raw [][]byte) {
 // Take puts a document in effect that a root key among the keys signed, and withholds the builds
 // that it revokes. It refuses a document that is earlier than one seen before.
 func (ds *Documents) Take(ctx context.Context, raw []byte, keys []*portable.Key) error {
-	d, root, err := portable.ParseDocument("trust document", raw, ds.Roots(keys))
+	d, root, err := ds.Parse(raw, keys)
 	if err != nil {
 		return err
 	}
@@ -136,7 +146,7 @@ func (ds *Documents) Why(keys []*portable.Key, keyIDs string, manifest portable.
 	build portable.Hash) string {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	for _, root := range ds.Roots(keys) {
+	for _, root := range Roots(keys) {
 		if d := ds.document(root); d != nil {
 			if why := d.Why(keyIDs, manifest, build); why != "" {
 				return why
@@ -169,9 +179,14 @@ func (ds *Documents) Of(keys []*portable.Key, threshold int) *portable.Trust {
 func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.Time, why string) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	for _, root := range ds.Roots(keys) {
+	for _, root := range Roots(keys) {
 		d := ds.document(root)
 		switch {
+		case ds.expired(root):
+			if sequence == 0 {
+				why = fmt.Sprintf("root key %s was trusted until %s", root.Short(),
+					root.NotAfter.Format(time.RFC3339))
+			}
 		case d != nil && d.Expires.After(expires):
 			sequence, expires = d.Sequence, d.Expires
 			why = fmt.Sprintf("the trust document of root key %s expired on %s", root.Short(),
