@@ -94,14 +94,15 @@ func TestTheExplorerFindsAReusedViewPath(t *testing.T) {
 	t.Cleanup(func() { crand.Reader = real })
 	crand.Reader = fewIDs{real}
 	const none = -1
-	for seed := range uint64(100) {
+	for seed := range uint64(1000) {
 		if h := explore(seed+1, *exploreOps, nil, 0, none); h.failed != nil {
-			require.ErrorContains(t, h.failed, "was another build's")
+			// A path that comes again can also be in the way of a new view.
+			require.Regexp(t, "was another build's|file exists", h.failed.Error())
 			t.Log(h)
 			return
 		}
 	}
-	t.Fatal("not found in 100 histories")
+	t.Fatal("not found in 1,000 histories")
 }
 
 const viewID = 12 // bytes of a view's id
