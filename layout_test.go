@@ -358,7 +358,7 @@ var travelPackages = []string{"portable", "remote", "cmd/epcached-remote", "cach
 // maxTravelLines is maxProductionLines for these. Most came with trust documents that need several
 // signatures, registries, renewal, revocation, the collection of remote builds, the model package,
 // and the repair of remotes that are stuck or lost objects.
-const maxTravelLines = 7_970
+const maxTravelLines = 8_000
 
 func TestProductionCodeStaysSmall(t *testing.T) {
 	total, travel := 0, 0
