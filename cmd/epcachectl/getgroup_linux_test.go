@@ -57,11 +57,13 @@ func TestGetShareRequestsOnceAndListsMembers(t *testing.T) {
 	require.Equal(t, "  2. "+decode+"  f00d/0123456789abcdef_2_ctx.onnx", lines[2])
 	require.Equal(t, "  several in one process: in this order, with ep.share_ep_contexts=1, and "+
 		"destroyed in reverse", lines[3])
-	require.Len(t, b.asked, 1)
-	require.Equal(t, "prefill.onnx", b.asked[0].GetModel().GetName())
-	require.Len(t, b.asked[0].GetGroup(), 1)
-	require.Equal(t, "decode.onnx", b.asked[0].GetGroup()[0].GetName())
-	require.NotEqual(t, b.asked[0].GetModel().GetFd(), b.asked[0].GetGroup()[0].GetFd())
+	var asked []*wire.Acquire
+	b.set(func() { asked = b.asked })
+	require.Len(t, asked, 1)
+	require.Equal(t, "prefill.onnx", asked[0].GetModel().GetName())
+	require.Len(t, asked[0].GetGroup(), 1)
+	require.Equal(t, "decode.onnx", asked[0].GetGroup()[0].GetName())
+	require.NotEqual(t, asked[0].GetModel().GetFd(), asked[0].GetGroup()[0].GetFd())
 }
 
 func TestGetShareJSONHasAnElementForEachModel(t *testing.T) {

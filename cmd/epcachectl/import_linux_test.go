@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -42,11 +43,11 @@ func TestFIFOsBlockNoVerb(t *testing.T) {
 }
 
 // endless is a stream of zeros that counts what is read of it.
-type endless struct{ read int }
+type endless struct{ read atomic.Int64 }
 
 // Read implements io.Reader. It ends, so that a failing test fills no disk.
 func (e *endless) Read(p []byte) (int, error) {
-	if e.read += len(p); e.read > 64<<20 {
+	if e.read.Add(int64(len(p))) > 64<<20 {
 		return 0, io.EOF
 	}
 	clear(p)
@@ -68,7 +69,7 @@ func TestImportOfAStreamThatIsNoBundleEndsAtOnce(t *testing.T) {
 		code := run(t.Context(), []string{"import", "-"}, io.MultiReader(first, rest), &out, &err)
 		require.Equal(t, exit.Damage, code, err.String())
 		require.Contains(t, err.String(), want)
-		require.Less(t, rest.read, 1<<20)
+		require.Less(t, rest.read.Load(), int64(1<<20))
 	}
 }
 

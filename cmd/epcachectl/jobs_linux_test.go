@@ -192,8 +192,10 @@ func TestMissingEntryIsNamedAsGiven(t *testing.T) {
 	require.Equal(t,
 		result{exit.NotFound, "", "epcachectl: pin: nothing is known of \"" + model + "\"\n"},
 		call(t, "pin", model))
-	b.err = &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST,
-		Text: `"` + entry + `" matches 2 entries`, Hint: "epcachectl show " + entry}
+	b.set(func() {
+		b.err = &unixsock.Error{Class: wire.ErrorClass_BAD_REQUEST,
+			Text: `"` + entry + `" matches 2 entries`, Hint: "epcachectl show " + entry}
+	})
 	require.Equal(t, "epcachectl: why \""+model+"\": \""+model+"\" matches 2 entries\n"+
 		"epcachectl: hint: ask what get would do: epcachectl why "+model+" --ep EP\n"+
 		"epcachectl: hint: epcachectl show "+model+"\n", call(t, "why", model).err)

@@ -66,14 +66,14 @@ func TestRmAsksBeforeItDeletesSeveral(t *testing.T) {
 	code, _, said = runWithAnswer("", "rm", "-f", "tiny.onnx")
 	require.Equal(t, exit.Done, code)
 	require.NotContains(t, said, "[y/N]")
-	one.Pinned = true
-	b.set(func() { b.builds = []*wire.Build{one} })
+	pinned := b.build()
+	pinned.Pinned = true
+	b.set(func() { b.builds = []*wire.Build{pinned} })
 	_, out, said = runWithAnswer("y\n", "rm", "tiny.onnx")
 	require.Contains(t, strings.Join(strings.Fields(said), " "),
 		"cdcdcdcdcdcd of StandInExecutionProvider, pinned, ")
 	require.Contains(t, out, "cdcdcdcdcdcd of StandInExecutionProvider, pinned\n")
-	one.Pinned = false
-	b.set(func() { b.builds = []*wire.Build{one} })
+	b.set(func() { b.builds = []*wire.Build{b.build()} })
 	code, _, said = runWithAnswer("", "rm", "tiny.onnx")
 	require.Equal(t, exit.Done, code)
 	require.NotContains(t, said, "[y/N]", "one build is what was named")
