@@ -148,7 +148,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	}
 	c.endReadSlot()
 	slot := c.user.slots.take(c.ctx, inline)
-	c.server.overseer.lookSoon()
+	c.server.overseer.wakeUp()
 	err = c.overLimits(r)
 	if err == nil && message == nil {
 		err = &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request",

@@ -2,23 +2,24 @@ package unixsock
 
 import (
 	"context"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // A hit takes a tenth of a millisecond, and waking another goroutine for it would add a fifth.
 // Therefore the goroutine that reads an Acquire also answers it, and continues reading afterwards.
 // If the answer takes longer, the overseer starts another goroutine that reads, so that later
-// requests on the connection, such as Cancel, wait for at most two of its checks.
+// requests on the connection, such as Cancel, wait for at most two of its checks. A timer for
+// each answer would be less code, but takes 5 us of a hit, because starting it wakes the thread
+// that polls the network.
 
 // overseerInterval is the time between two checks of the overseer. It makes none while no request
 // is answered inline.
 const overseerInterval = time.Millisecond
+
+// overseerIdleChecks is after how many checks without any inline answer the overseer sleeps.
+const overseerIdleChecks = 100
 
 // RestFactor sets how long a slot rests after a request while other users are served too: that many
 // times as long as the request ran. So a user with more requests than slots gets a quarter of the
@@ -128,82 +129,56 @@ func (t *requestSlots) passOnSlow() (busy bool) {
 	return busy
 }
 
-// overseer supervises the connections whose reader is answering: it checks them an interval after
-// an answer began, and while one is under way. It waits for a timerfd, because setting it wakes no
-// thread; a timer or a channel of Go does, which took 60 us of a single hit. The timer wakes the
-// thread that polls the network only long after the answer was sent.
+// overseer supervises the connections whose reader is answering. It waits for a ticker and not for
+// a timerfd, which made hits beside a flood slower, because Go polls descriptors late while all
+// processors are busy.
 type overseer struct {
 	start sync.Once
-	err   error           // why the timer could not be made
-	timer *os.File        // a timerfd, which becomes readable when a check is due
-	raw   syscall.RawConn // of timer
-	armed atomic.Bool     // a check is due within the interval
+	wake  chan struct{} // holds a token if an answer began since the overseer last woke, or more
 }
 
-func (o *overseer) init() error {
-	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
-	if err != nil {
-		return os.NewSyscallError("timerfd_create", err)
+func (o *overseer) wakeUp() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
 	}
-	o.timer = os.NewFile(uintptr(fd), "timerfd")
-	o.raw, err = o.timer.SyscallConn()
-	return err
-}
-
-// lookSoon has the overseer look within its interval.
-func (o *overseer) lookSoon() {
-	if o.armed.CompareAndSwap(false, true) {
-		// It fails where the timer was closed, and the connections are being ended then.
-		_ = o.raw.Control(setOverseerTimer)
-	}
-}
-
-func setOverseerTimer(fd uintptr) {
-	once := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(overseerInterval))}
-	// It fails for a wrong descriptor or time alone.
-	_ = unix.TimerfdSettime(int(fd), 0, &once, nil)
 }
 
 // oversee runs until the server's connections are ended.
 func (s *Server) oversee() {
-	o := &s.overseer
-	// The error of a timer that is closed means nothing.
-	defer context.AfterFunc(s.base, func() { _ = o.timer.Close() })()
-	var expirations [8]byte
 	for {
-		if _, err := o.timer.Read(expirations[:]); err != nil {
-			return // it was closed
+		select {
+		case <-s.base.Done():
+			return
+		case <-s.overseer.wake:
 		}
-		o.armed.Store(false) // before the look: a later answer has the next one
-		if s.passOnSlowReaders() {
-			o.lookSoon()
+		tick := time.NewTicker(overseerInterval)
+		for quiet := 0; quiet < overseerIdleChecks && s.base.Err() == nil; quiet++ {
+			<-tick.C
+			if s.passOnSlowReaders() {
+				quiet = 0
+			}
 		}
+		tick.Stop()
+		s.crowded.Store(false)
 	}
 }
 
 // Crowded reports whether several users were served within the last second.
-func (s *Server) Crowded() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.isCrowded()
-}
-
-func (s *Server) isCrowded() bool {
-	served, since := 0, time.Now().Add(-crowdedFor).UnixNano()
-	for _, u := range s.users {
-		if u.used.Load() > since {
-			served++
-		}
-	}
-	return served > 1
-}
+func (s *Server) Crowded() bool { return s.crowded.Load() }
 
 // passOnSlowReaders starts another reader for connections with a slow answer, and reports whether
 // any answer is under way.
 func (s *Server) passOnSlowReaders() (busy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.crowded.Store(s.isCrowded())
+	served, since := 0, time.Now().Add(-crowdedFor).UnixNano()
+	for _, u := range s.users {
+		if u.used.Load() > since {
+			served++
+		}
+	}
+	s.crowded.Store(served > 1)
 	for _, u := range s.users {
 		busy = u.slots.passOnSlow() || busy
 	}

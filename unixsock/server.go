@@ -80,6 +80,7 @@ func (s *Server) init() {
 		s.listeners = make(map[net.Listener]struct{})
 		s.refusals = make(chan refusal, maxRefusals)
 		s.users = make(map[account]*user)
+		s.overseer.wake = make(chan struct{}, 1)
 		s.gates = [2]gates{newGates(), newGates()}
 		if s.Log == nil {
 			s.Log = slog.New(slog.DiscardHandler)
@@ -106,15 +107,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
 	s.overseer.start.Do(func() {
-		if s.overseer.err = s.overseer.init(); s.overseer.err == nil {
-			s.running.Go(s.oversee)
-			s.running.Go(s.refuseLater)
-		}
+		s.running.Go(s.oversee)
+		s.running.Go(s.refuseLater)
 	})
-	if s.overseer.err != nil {
-		s.closeListeners()
-		return s.overseer.err
-	}
 	end := context.AfterFunc(ctx, func() {
 		s.drain()
 		s.closeListeners()
