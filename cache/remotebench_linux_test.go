@@ -116,7 +116,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// withRemote is a bench whose remote is reached by a real helper. The daemon publishes nothing.
+// withRemote is a bench that reaches its remote by a real helper. The daemon publishes nothing.
 func withRemote(t testing.TB, config remote.Config) *bench {
 	program, err := helperProgram()
 	require.NoError(t, err)

@@ -56,7 +56,7 @@ type front struct {
 // badServer answers a request in the server's place; false: the server answers.
 type badServer func(w http.ResponseWriter, r *http.Request, server http.Handler) bool
 
-// newFront returns a front whose remote is empty.
+// newFront returns a front with an empty remote.
 func newFront(t *testing.T, kind string) *front {
 	f := &front{bucket: newBucket(), kind: kind, dir: memoryDir(t),
 		objects: make(map[string][]byte)}
@@ -278,7 +278,7 @@ func (c *cutWriter) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// cut is a server whose answers with blobs end after some bytes.
+// cut is a server that ends its answers with blobs after some bytes.
 func cut(stalls bool) badServer {
 	return ofBlobs(func(w http.ResponseWriter, r *http.Request, server http.Handler) bool {
 		c := &cutWriter{ResponseWriter: w, left: 20_000}

@@ -24,7 +24,7 @@ import (
 // daemon is a test binary here, which has more code.
 const mostOfFetch = 64 << 20
 
-// fetching is what a process fetches, whose memory is measured.
+// fetching is what a process fetches while its memory is measured.
 type fetching struct {
 	Remote        remote.Config
 	Env           []string

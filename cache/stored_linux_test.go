@@ -23,7 +23,7 @@ import (
 	"github.com/epcached/epcached/store"
 )
 
-// newStoppedStore returns a store whose daemon has stopped, and the files that a request for the
+// newStoppedStore returns the store of a stopped daemon, and the files that a request for the
 // model of seed 1 got from it.
 func newStoppedStore(t *testing.T, further ...func(b *bench)) (b *bench, r *request.Request,
 	had map[string]string) {

@@ -255,7 +255,7 @@ func TestARevokedBuildIsWithheld(t *testing.T) {
 	}
 }
 
-// A machine whose key is revoked takes no lease, says so before a publication fails, and does not
+// A machine with a revoked key takes no lease, says so before a publication fails, and does not
 // take its own signature for a valid one.
 func TestARevokedKeyPublishesNothing(t *testing.T) {
 	private, public := fleetKeys(t)

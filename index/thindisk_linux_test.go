@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A thin disk, whose own space is used up below the file system, takes writes and fails to sync
+// A thin disk that has no space left below the file system takes writes and fails to sync
 // them. Publish then fails. When the disk has space again all acknowledged builds are there.
 func TestAThinDiskLosesNoBuild(t *testing.T) {
 	below, at := filepath.Join(t.TempDir(), "below"), filepath.Join(t.TempDir(), "mounted")

@@ -129,7 +129,7 @@ func (t *requestSlots) passOnSlow() (busy bool) {
 	return busy
 }
 
-// overseer supervises the connections whose reader is answering. It waits for a ticker and not for
+// overseer supervises connections with a reader that answers. It waits for a ticker and not for
 // a timerfd, which made hits beside a flood slower, because Go polls descriptors late while all
 // processors are busy.
 type overseer struct {

@@ -266,7 +266,7 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation,
 		}
 		record, err := identity.ParseFields(b.RecordJSON)
 		if err != nil {
-			// perhaps a build of a later version of epcached, whose record is unreadable
+			// perhaps a build of a later version of epcached with an unreadable record
 			return nil
 		}
 		n := &neighbour{build: &b, distance: asked.CountDifferences(record)}

@@ -68,7 +68,7 @@ type Options struct {
 // The queue is in memory only, because after a restart the builds are judged again, which queues
 // them again.
 //
-// A build whose source is missing or has changed waits for its next request. A failed rebuild is
+// A build with a missing or changed source waits for its next request. A failed rebuild is
 // retried a few times with a growing delay, and later only if the runtime's libraries have changed
 // or a day has passed.
 //

@@ -399,7 +399,7 @@ func TestCredentialsAreNotSentToAnotherHost(t *testing.T) {
 	require.Empty(t, other.s3.requests)
 }
 
-// A remote that takes no bytes, or whose directory is locked, does not block a publisher.
+// A remote that takes no bytes, or has a locked directory, does not block a publisher.
 func TestAStuckUploadEnds(t *testing.T) {
 	for _, kind := range []string{"file", "s3", "oci"} {
 		t.Run(kind, func(t *testing.T) {

@@ -144,7 +144,7 @@ func (o *owner) compile(path string, claim lease) (*wire.Put, []*os.File) {
 	return put, fds
 }
 
-// An application whose runtime the daemon does not have compiles with OpenVINO, and is given its
+// An application with a runtime that the daemon lacks compiles with OpenVINO, and is given its
 // own artefact from then on.
 func TestRealArtefactUnderAClaim(t *testing.T) {
 	t.Parallel()

@@ -251,7 +251,7 @@ func (c *hostile) drain() {
 	}
 }
 
-// send sends a request, whose number it returns.
+// send sends a request, and returns its number.
 func (f *flooding) send(c *hostile, envelope *wire.Envelope, files ...*os.File) (uint64, error) {
 	c.number++
 	envelope.Request = c.number

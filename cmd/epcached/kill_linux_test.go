@@ -27,7 +27,7 @@ func number(t testing.TB, name string, otherwise int64) int64 {
 	return n
 }
 
-// seeded returns the random numbers of a test, whose seed it prints.
+// seeded returns the random numbers of a test, and prints their seed.
 func seeded(t testing.TB) *rand.Rand {
 	seed := number(t, "EPCACHED_TEST_SEED", time.Now().UnixNano())
 	t.Logf("EPCACHED_TEST_SEED=%d", seed)

@@ -166,7 +166,7 @@ func (m *machine) serve() {
 	d.status() // it is started by now
 }
 
-// workersUID is the workers' user, whose group the daemon is in.
+// workersUID is the workers' user; the daemon is in its group.
 const workersUID = daemonUID + 1
 
 // serveWorkers starts an instance of the workers' unit for each connection, as systemd does.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// newProgram returns a program with two verbs, whose output is in the buffer.
+// newProgram returns a program with two verbs that writes to the buffer.
 func newProgram() (*cobra.Command, *bytes.Buffer) {
 	var out bytes.Buffer
 	wrap := func(e *Error) error { return e }
