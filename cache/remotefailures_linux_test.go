@@ -600,6 +600,7 @@ func (f *front) tryAgain(t *testing.T) {
 	f.fault.Store(&ends)
 	b.refused(fetch())
 	require.True(t, once.Load())
+	require.NotZero(t, b.reserved(), "what arrived takes space")
 	f.fault.Store(nil)
 	got := b.acquire(fetch())
 	require.Equal(t, request.Hit, got.Outcome)

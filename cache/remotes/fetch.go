@@ -202,16 +202,15 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		sizes = append(sizes, f.Size)
 	}
 	reservation, err := rs.Store.Reserve(ctx, rs.UID, true, sizes...)
-	if err != nil {
-		return nil, err
+	defer func() { reservation.Release() }()
+	if now, why := rs.Store.Bounds(); err == nil {
+		err = cmp.Or(why, store.Fits("the build", c.Config.Size(), now.Free))
 	}
-	defer reservation.Release()
-	now, err := rs.Store.Bounds()
-	if err == nil {
-		err = store.Fits("the build", c.Config.Size(), now.Free)
+	if err != nil && rs.keepPartial(nil) {
+		reservation.Release()
+		return rs.take(ctx, r, a, raw) // again, because the partial build took space, too
 	}
 	if err != nil {
-		rs.keepPartial(nil) // it takes space, too
 		return nil, err
 	}
 	dir, remove, err := rs.Store.Stage("fetch-")
@@ -226,8 +225,8 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 	}
 	if err := rs.transfer(ctx, r, a, c, files); err != nil {
 		if a.Patient {
-			rs.keepPartial(&partial{a.Plan.BuildKey, files})
-			files = nil
+			rs.keepPartial(&partial{a.Plan.BuildKey, files, reservation})
+			files, reservation = nil, nil
 		}
 		return nil, err
 	}
@@ -330,7 +329,7 @@ func (rs *Remotes) transfer(ctx context.Context, r *Remote, a *Ask, c *portable.
 	seeds := rs.seeds(ctx, c)
 	defer remote.CloseAll(seeds)
 	if p := rs.partial.Swap(nil); p != nil {
-		defer remote.CloseAll(p.files)
+		defer p.release()
 		if p.build == a.Plan.BuildKey {
 			seeds = append(seeds, p.files...)
 		}
@@ -358,17 +357,26 @@ const (
 )
 
 // partial is what arrived of a build whose fetch failed, although no compile waited for it. Its
-// files, which have no names any more, are seeds of the next fetch.
+// files, which have no names any more, are seeds of the next fetch, and stay reserved until then.
 type partial struct {
-	build index.BuildKey
-	files []*os.File
+	build       index.BuildKey
+	files       []*os.File
+	reservation *store.Reservation
 }
 
-// keepPartial replaces the last partial build; nil only removes it.
-func (rs *Remotes) keepPartial(p *partial) {
-	if old := rs.partial.Swap(p); old != nil {
-		remote.CloseAll(old.files)
+func (p *partial) release() {
+	remote.CloseAll(p.files)
+	p.reservation.Release()
+}
+
+// keepPartial replaces the last partial build, and reports whether there was one; nil only removes
+// it.
+func (rs *Remotes) keepPartial(p *partial) bool {
+	old := rs.partial.Swap(p)
+	if old != nil {
+		old.release()
 	}
+	return old != nil
 }
 
 // seeds opens files of this machine that share bytes with the build, so that these need not be
