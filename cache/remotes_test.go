@@ -399,12 +399,7 @@ func writeWrongBytes(_ context.Context, f remote.Fetch) error {
 
 // A transfer that stands still, or takes longer than the compile, is given up.
 func TestASlowTransferIsGivenUp(t *testing.T) {
-	private, public := fleetKeys(t)
-	store := newBucket()
-	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
-		Trust: []string{public}})
-	a.acquire(a.request(a.model(1)))
-	store.waitForCards(t, 1)
+	store, _, public, _ := published(t)
 	store.fetchFault = func(ctx context.Context, f remote.Fetch) error {
 		<-ctx.Done()
 		return ctx.Err()
@@ -443,12 +438,7 @@ func TestRemotesAreNotAskedAgainForAMissingBuild(t *testing.T) {
 
 // A pull waits longer for the answer to a look-up than a request that could compile.
 func TestAPullWaitsForASlowAnswer(t *testing.T) {
-	private, public := fleetKeys(t)
-	store := newBucket()
-	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
-		Trust: []string{public}})
-	a.acquire(a.request(a.model(1)))
-	store.waitForCards(t, 1)
+	store, _, public, _ := published(t)
 	store.lookFault = func(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
@@ -465,12 +455,7 @@ func TestAPullWaitsForASlowAnswer(t *testing.T) {
 
 // A request that may not compile has the build fetched for the next one.
 func TestAFailingRequestFetchesInTheBackground(t *testing.T) {
-	private, public := fleetKeys(t)
-	store := newBucket()
-	a := machine(t, store, remotes.Remote{Publish: true, SigningKey: private,
-		Trust: []string{public}})
-	a.acquire(a.request(a.model(1)))
-	store.waitForCards(t, 1)
+	store, _, public, _ := published(t)
 	b := machine(t, store, remotes.Remote{Trust: []string{public}})
 	ask := func() error {
 		r := b.request(b.model(1))
