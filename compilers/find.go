@@ -95,7 +95,7 @@ func newestORT(dir string) (path, version string) {
 		}
 		candidate := filepath.Join(dir, e.Name())
 		v := versionOf(candidate)
-		if path == "" || slices.Compare(numbers(v), numbers(version)) > 0 || v == version &&
+		if path == "" || CompareVersions(v, version) > 0 || v == version &&
 			len(e.Name()) > len(filepath.Base(path)) {
 			path, version = candidate, v
 		}
@@ -115,6 +115,10 @@ func versionOf(path string) string {
 	}
 	return ""
 }
+
+// CompareVersions compares two versions of ONNX Runtime, as [cmp.Compare] does. An unknown version
+// is lower than any other.
+func CompareVersions(a, b string) int { return slices.Compare(numbers(a), numbers(b)) }
 
 // numbers returns the numbers of a dotted version. An unknown version is lower than any other.
 func numbers(version string) (list []int) {

@@ -2,7 +2,6 @@ package runtimes
 
 import (
 	"context"
-	"go/version"
 	"maps"
 	"os"
 	"path/filepath"
@@ -288,17 +287,17 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 		if rc.Spec.ORTVersion == w.ORTVersion {
 			return rt, rc, nil
 		}
-		if found == nil && (version.Compare("go"+rc.Spec.ORTVersion, laterGraphs) < 0 ||
-			version.Compare("go"+w.ORTVersion, laterGraphs) >= 0) {
+		if found == nil && (compilers.CompareVersions(rc.Spec.ORTVersion, laterGraphs) < 0 ||
+			compilers.CompareVersions(w.ORTVersion, laterGraphs) >= 0) {
 			found, content = rt, rc
 		}
 	}
 	return found, content, nil
 }
 
-// laterGraphs is the first ONNX Runtime, in the form of package version, that writes graphs of IR
-// version 14, which earlier ones do not load.
-const laterGraphs = "go1.32"
+// laterGraphs is the first ONNX Runtime that writes graphs of IR version 14, which earlier ones do
+// not load.
+const laterGraphs = "1.32"
 
 // equals reports whether the shown libraries, by EP, equal this runtime's.
 func (rc *Content) equals(shown map[string]contents) bool {
