@@ -184,8 +184,8 @@ func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.
 		switch {
 		case ds.expired(root):
 			if sequence == 0 {
-				why = fmt.Sprintf("root key %s was trusted until %s", root.Short(),
-					root.NotAfter.Format(time.RFC3339))
+				why = fmt.Sprintf("root key %s was trusted until %s; trust another one",
+					root.Short(), root.NotAfter.Format(time.RFC3339))
 			}
 		case d != nil && d.Expires.After(expires):
 			sequence, expires = d.Sequence, d.Expires

@@ -16,7 +16,6 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/remotes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/unixsock"
@@ -83,12 +82,12 @@ type became struct {
 
 func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) error {
 	for _, file := range im.trust {
-		if _, err := remotes.ReadKeys(file); err != nil {
-			return err
-		}
 		text, err := portable.ReadFile(file, portable.MaxPEM)
 		if err != nil {
 			return exit.WithOperation("read", file, err)
+		}
+		if _, err := portable.ParseKeys(file, text); err != nil {
+			return exit.Usage(err)
 		}
 		im.keys = append(im.keys, string(text))
 	}

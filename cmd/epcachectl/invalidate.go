@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"math"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -29,14 +28,17 @@ With -n it prints what would be withheld.` + exit.Help(exit.AskingCodes...),
 			`driver"`,
 	}
 	cmd.Flags().StringVar(&request.Reason, "reason", "", "record `TEXT` as the reason")
-	words := changeWords{"withheld", "would withhold",
-		"change nothing, print what would be withheld"}
+	words := changeWords{done: "withheld", would: "would withhold",
+		dryRun: "change nothing, print what would be withheld"}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
 
-// changeWords are the texts of a verb that changes builds: what it did, what it would do, and for
-// -n.
-type changeWords struct{ done, would, dryRun string }
+// changeWords are the texts of a verb that changes builds.
+type changeWords struct {
+	done, would string
+	dryRun      string // help of -n
+	pinned      string // follows a pinned build
+}
 
 // change completes a command that changes all builds of the given entries. entries and dryRun are
 // fields of the request.
@@ -53,25 +55,24 @@ func change(a *cli.Call, cmd *cobra.Command, words changeWords, request proto.Me
 		if err != nil {
 			return exit.WithVerb(cmd.Name(), modelfile.AsGiven(err, args, *entries))
 		}
-		return printChange(a, words.done, words.would, *dryRun, reply)
+		return printChange(a, words, *dryRun, reply)
 	})
 	return cmd
 }
 
-func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.ChangeReply) error {
+func printChange(a *cli.Call, words changeWords, dryRun bool, reply *wire.ChangeReply) error {
 	if a.JSON {
 		return a.PrintForScripts(dryRun, reply)
 	}
-	freed := "freed"
+	done, freed := words.done, "freed"
 	if dryRun {
-		done, freed = would, "would be freed"
+		done, freed = words.would, "would be freed"
 	}
 	if len(reply.GetBuilds()) == 0 {
 		a.Print.Line("%s nothing: no such builds", done)
 	}
 	for _, b := range reply.GetBuilds() {
-		a.Print.Line("%s %s: build %s of %s%s", done, modelColumn(b), term.Short(b.GetBuild()),
-			term.TextOrDash(b.GetEp()), pinnedWord(b, done))
+		a.Print.Line("%s %s: %s", done, modelColumn(b), buildOf(b, words.pinned))
 	}
 	if n := reply.GetMore(); n > 0 {
 		a.Print.Line("%s %d more", done, n)
@@ -82,11 +83,13 @@ func printChange(a *cli.Call, done, would string, dryRun bool, reply *wire.Chang
 	return nil
 }
 
-func pinnedWord(b *wire.Build, done string) string {
-	if b.GetPinned() && strings.Contains(done, "delete") {
-		return ", pinned"
+// buildOf returns the id and the execution provider of a build, and the word if it is pinned.
+func buildOf(b *wire.Build, pinned string) string {
+	text := "build " + term.Short(b.GetBuild()) + " of " + term.TextOrDash(b.GetEp())
+	if b.GetPinned() {
+		text += pinned
 	}
-	return ""
+	return text
 }
 
 func newPin(a *cli.Call) *cobra.Command {
@@ -100,7 +103,8 @@ builds as well. ENTRY is as for show.
 With -n it prints what would be pinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl pin mobilenet.onnx`,
 	}
-	words := changeWords{"pinned", "would pin", "pin nothing, print what would be pinned"}
+	words := changeWords{done: "pinned", would: "would pin",
+		dryRun: "pin nothing, print what would be pinned"}
 	request := &wire.Pin{}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }
@@ -115,7 +119,8 @@ builds that are not pinned. ENTRY is as for show.
 With -n it prints what would be unpinned.` + exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl unpin mobilenet.onnx`,
 	}
-	words := changeWords{"unpinned", "would unpin", "unpin nothing, print what would be unpinned"}
+	words := changeWords{done: "unpinned", would: "would unpin",
+		dryRun: "unpin nothing, print what would be unpinned"}
 	request := &wire.Unpin{}
 	return change(a, cmd, words, request, &request.Entries, &request.DryRun)
 }

@@ -62,7 +62,8 @@ With -n it prints what would be removed, and how many bytes that frees.` +
 								"delete shared builds")
 						return nil
 					}
-					return printChange(a, "deleted", "would delete", request.DryRun, reply)
+					return printChange(a, changeWords{done: "deleted", would: "would delete",
+						pinned: ", pinned"}, request.DryRun, reply)
 				})
 		},
 	}
@@ -101,8 +102,7 @@ func confirm(ctx context.Context, a *cli.Call, c *unixsock.Client, request *wire
 			a.Print.Note(fmt.Sprintf("  and %d more", count-uint64(i)))
 			break
 		}
-		a.Print.Note(fmt.Sprintf("  %s: build %s of %s%s, %s", modelColumn(b),
-			term.Short(b.GetBuild()), term.TextOrDash(b.GetEp()), pinnedWord(b, "delete"),
+		a.Print.Note(fmt.Sprintf("  %s: %s, %s", modelColumn(b), buildOf(b, ", pinned"),
 			term.Bytes(sizeOf(b))))
 	}
 	question := "delete " + term.Count(count, "build")

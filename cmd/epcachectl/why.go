@@ -75,14 +75,16 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 		}
 		e, err := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: entry}, nil)
 		path, wrong := filepath.Abs(arg)
-		if none := errors.Is(err, unixsock.ErrNotFound); wrong == nil && entry != arg &&
-			(none || errors.Is(err, unixsock.ErrBadRequest)) {
+		none := errors.Is(err, unixsock.ErrNotFound)
+		if none && wrong == nil && entry != arg {
 			// By name, because the history of removed builds has no digests of models.
 			name := modelname.Of(path, filepath.Base(path))
 			past, _ := unixsock.Ask[wire.Explanation](ctx, c, &wire.Why{Entry: name}, nil)
-			if none && past.GetDecision() == "gone" {
+			if past.GetDecision() == "gone" {
 				return past, nil
 			}
+		}
+		if entry != arg && (none || errors.Is(err, unixsock.ErrBadRequest)) {
 			err = exit.Hint(modelfile.AsGiven(err, []string{arg}, []string{entry}),
 				"ask what get would do: epcachectl why "+term.Printable(arg)+" --ep EP")
 		}

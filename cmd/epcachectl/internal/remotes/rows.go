@@ -2,6 +2,7 @@ package remotes
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -54,8 +55,12 @@ func Rows(r *wire.Remote) [][]string {
 			term.Time(r.GetTrustExpiresMs()))})
 	}
 	if text := r.GetTrustError(); text != "" {
-		rows = append(rows, []string{"not trusted", term.Printable(text) + "; sign a new one: " +
-			"epcachectl remote revoke " + term.Printable(r.GetName()) + " --key ROOT.key"})
+		text = term.Printable(text)
+		if r.GetTrustExpiresMs() <= time.Now().UnixMilli() { // otherwise the last one still counts
+			text += "; sign a new one: epcachectl remote revoke " + term.Printable(r.GetName()) +
+				" --key ROOT.key"
+		}
+		rows = append(rows, []string{"not trusted", text})
 	}
 	if text := r.GetPublishError(); text != "" {
 		rows = append(rows, []string{"not published", term.Printable(text)})
