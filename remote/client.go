@@ -167,12 +167,7 @@ func (c *Client) PutBlobs(ctx context.Context, remote string, blobs []Blob,
 // epoch. It does not replace an existing card.
 func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
 	card []byte) (Put, error) {
-	a, err := c.call(ctx, remote, &Request{Do: DoPutCard, Budget: putBudget,
-		Keys: keys, Card: card}, nil, nil)
-	if err != nil {
-		return "", err
-	}
-	return Put(a.Put), nil
+	return c.put(ctx, remote, &Request{Do: DoPutCard, Budget: putBudget, Keys: keys, Card: card})
 }
 
 // Renew prevents a build in use from expiring: it renews the build's blobs, and puts the card,
@@ -180,8 +175,11 @@ func (c *Client) PutCard(ctx context.Context, remote string, keys CardKeys,
 // ErrMissing if a blob is missing or has another size.
 func (c *Client) Renew(ctx context.Context, remote string, keys CardKeys,
 	card []byte) (Put, error) {
-	a, err := c.call(ctx, remote, &Request{Do: DoRenew, Budget: renewBudget,
-		Keys: keys, Card: card}, nil, nil)
+	return c.put(ctx, remote, &Request{Do: DoRenew, Budget: renewBudget, Keys: keys, Card: card})
+}
+
+func (c *Client) put(ctx context.Context, remote string, r *Request) (Put, error) {
+	a, err := c.call(ctx, remote, r, nil, nil)
 	if err != nil {
 		return "", err
 	}
@@ -214,12 +212,8 @@ func (c *Client) Trust(ctx context.Context, remote string) ([]byte, error) {
 // none, and otherwise returns Exists.
 func (c *Client) PutTrust(ctx context.Context, remote string, document []byte,
 	over portable.Digest) (Put, error) {
-	a, err := c.call(ctx, remote, &Request{Do: DoPutTrust, Budget: putBudget, Card: document,
-		Keys: CardKeys{Over: over}}, nil, nil)
-	if err != nil {
-		return "", err
-	}
-	return Put(a.Put), nil
+	return c.put(ctx, remote, &Request{Do: DoPutTrust, Budget: putBudget, Card: document,
+		Keys: CardKeys{Over: over}})
 }
 
 // Collect removes objects that no look-up can find any more, for remotes without lifecycle rules:

@@ -42,10 +42,8 @@ func (rs *Remotes) keepTrust(ctx context.Context) {
 func (rs *Remotes) applyTrust(ctx context.Context) {
 	var all []*portable.Key
 	for _, r := range rs.all() {
-		keys, err := portable.ReadKeys(r.Trust)
-		if err == nil {
-			all = append(all, keys...)
-		}
+		keys, _ := portable.ReadKeys(r.Trust) // the status reports the error
+		all = append(all, keys...)
 		rs.figuresOf(r.Name).trustNext.Store(0)
 		rs.readTrust(ctx, &r, trustBudget)
 	}
