@@ -32,7 +32,7 @@ func TestBackgroundPackingReleasesTheLockForWaiters(t *testing.T) {
 						leave()
 					}
 				}()
-				for !kept.FormLockContended() {
+				for !kept.LockContended() {
 					time.Sleep(time.Millisecond)
 				}
 			})

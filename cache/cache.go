@@ -69,7 +69,7 @@ type Cache struct {
 	*change.Changes
 
 	// The parts that other packages may use. Open sets them.
-	Store   *store.Store // what is on the disk; cas, index, forms and views are its parts
+	Store   *store.Store // what is on the disk; cas, index, packing and views are its parts
 	Rights  *rights.Rights
 	Queries *query.Queries
 	JobList *joblist.List // the jobs, for users to see, to follow and to cancel

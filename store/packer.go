@@ -155,7 +155,7 @@ func (s *Packer) AwaitIdle(ctx context.Context) error {
 	defer s.pace.Unlock()
 	pause := min(time.Since(s.last), maxPause)
 	for {
-		if s.st.packing.FormLockContended() || s.sweepAll.Load() > 0 {
+		if s.st.packing.LockContended() || s.sweepAll.Load() > 0 {
 			s.last = time.Now()
 			return ctx.Err()
 		}
@@ -199,7 +199,7 @@ func (s *Packer) AwaitIdleLocked(ctx context.Context) error {
 	if err := s.AwaitIdleRead(ctx); err != nil {
 		return err
 	}
-	if s.st.packing.FormLockContended() {
+	if s.st.packing.LockContended() {
 		return fmt.Errorf("%w: waiting to pack or unpack", packing.ErrInUse)
 	}
 	return nil

@@ -125,7 +125,8 @@ func (st *Store) open() (err error) {
 		return fmt.Errorf("staging: %w", err)
 	}
 	if st.views, err = views.Open(views.Options{Dir: st.path("views"), PathAccess: o.PathAccess,
-		Blobs: st.cas, Forms: st.packing, Index: st.index, Now: st.now, Log: st.log}); err != nil {
+		Blobs: st.cas, Packing: st.packing, Index: st.index, Now: st.now,
+		Log: st.log}); err != nil {
 		return fmt.Errorf("views: %w", err)
 	}
 	st.collector.keepReserve()

@@ -17,16 +17,16 @@ import (
 type Inventory struct {
 	// blobs has those of the survey, then bases that no build needs. Needs counts builds.
 	blobs []index.Blob
-	// forms has, by index in blobs, the blobs that are not just a whole file which only builds
+	// packing has, by index in blobs, the blobs that are not just a whole file which only builds
 	// need.
-	forms  map[uint32]*blobForms
-	at     map[cas.Digest]uint32
-	disk   func(cas.Digest) int64
-	before []int64 // by index: bytes of whole files that the plan has removed; nil: none
+	packing map[uint32]*blobPacking
+	at      map[cas.Digest]uint32
+	disk    func(cas.Digest) int64
+	before  []int64 // by index: bytes of whole files that the plan has removed; nil: none
 }
 
-// blobForms has the other representations of a blob, besides its whole file.
-type blobForms struct {
+// blobPacking has the other representations of a blob, besides its whole file.
+type blobPacking struct {
 	recipe, unpacked int64    // bytes on disk; 0: none
 	bases            []uint32 // the bases of the recipe
 	users            int      // number of recipes of which it is a base
@@ -36,34 +36,34 @@ type blobForms struct {
 
 	// wholeDropped is a copy from when the last build that needed it was removed, for undoing that;
 	// nil: none was.
-	wholeDropped *blobForms
+	wholeDropped *blobPacking
 }
 
 // NewInventory makes an inventory of the survey's blobs, as whole files. It takes over s.Blobs.
 // disk returns the bytes on disk of a blob that no build needs; it is called for bases.
 func NewInventory(s *index.Survey, disk func(cas.Digest) int64) *Inventory {
-	return &Inventory{blobs: s.Blobs, forms: make(map[uint32]*blobForms), at: s.At, disk: disk}
+	return &Inventory{blobs: s.Blobs, packing: make(map[uint32]*blobPacking), at: s.At, disk: disk}
 }
 
 // AddRecipe records that a blob is packed: the bytes on disk of its recipe, and its bases.
 func (inv *Inventory) AddRecipe(d cas.Digest, disk int64, bases ...cas.Digest) {
-	f := inv.formsOf(d)
+	f := inv.packingOf(d)
 	f.recipe = disk
 	for _, base := range bases {
-		inv.formsOf(base).users++
+		inv.packingOf(base).users++
 		f.bases = append(f.bases, inv.at[base])
 	}
 }
 
 // AddCopy records the unpacked copy of a packed blob, with its bytes on disk.
-func (inv *Inventory) AddCopy(d cas.Digest, disk int64) { inv.formsOf(d).unpacked = disk }
+func (inv *Inventory) AddCopy(d cas.Digest, disk int64) { inv.packingOf(d).unpacked = disk }
 
 // AddSaving records how many bytes packing a blob would free, and the bases that it would have.
 func (inv *Inventory) AddSaving(d cas.Digest, saving int64, from ...cas.Digest) {
-	f := inv.formsOf(d)
+	f := inv.packingOf(d)
 	f.saving = saving
 	for _, other := range from {
-		inv.formsOf(other)
+		inv.packingOf(other)
 		f.from = append(f.from, inv.at[other])
 	}
 }
@@ -74,24 +74,24 @@ func (inv *Inventory) Needed(d cas.Digest) bool {
 	return ok && inv.blobs[at].Needs > 0
 }
 
-// formsOf returns the blobForms of a blob, and adds a blob that no build needs to the inventory.
-func (inv *Inventory) formsOf(d cas.Digest) *blobForms {
+// packingOf returns the blobPacking of a blob. It adds a blob that no build needs to the inventory.
+func (inv *Inventory) packingOf(d cas.Digest) *blobPacking {
 	at, ok := inv.at[d]
 	if !ok {
 		at = uint32(len(inv.blobs))
 		inv.blobs = append(inv.blobs, index.Blob{Disk: inv.disk(d)})
 		inv.at[d] = at
 	}
-	if inv.forms[at] == nil {
-		inv.forms[at] = &blobForms{}
+	if inv.packing[at] == nil {
+		inv.packing[at] = &blobPacking{}
 	}
-	return inv.forms[at]
+	return inv.packing[at]
 }
 
 // bytes returns the disk bytes of a blob in all representations, without its bases.
 func (inv *Inventory) bytes(at uint32) int64 {
 	sum := inv.blobs[at].Disk
-	if f := inv.forms[at]; f != nil {
+	if f := inv.packing[at]; f != nil {
 		sum += f.recipe + f.unpacked
 	}
 	return sum
@@ -122,7 +122,7 @@ func (inv *Inventory) sumOf(builds []candidate) (sum int64) {
 func (inv *Inventory) parts(b *index.Brief, fn func(at uint32, base bool)) {
 	for _, at := range b.Blobs {
 		fn(at, false)
-		if f := inv.forms[at]; f != nil {
+		if f := inv.packing[at]; f != nil {
 			for _, base := range f.bases {
 				fn(base, true)
 			}
@@ -137,11 +137,11 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 	if b.Needs--; b.Needs > 0 {
 		return 0
 	}
-	f := inv.forms[at]
+	f := inv.packing[at]
 	if f == nil {
 		return inv.dropWhole(at)
 	}
-	f.wholeDropped = &blobForms{recipe: f.recipe, unpacked: f.unpacked, bases: f.bases,
+	f.wholeDropped = &blobPacking{recipe: f.recipe, unpacked: f.unpacked, bases: f.bases,
 		saving: f.saving}
 	freed = f.recipe + f.unpacked
 	f.recipe, f.unpacked, f.saving = 0, 0, 0
@@ -157,7 +157,7 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 
 // releaseRecipe removes one recipe from those of which a blob is a base.
 func (inv *Inventory) releaseRecipe(at uint32) (freed int64) {
-	f := inv.forms[at]
+	f := inv.packing[at]
 	if f.users--; f.users == 0 && inv.blobs[at].Needs == 0 {
 		return inv.dropWhole(at)
 	}
@@ -180,7 +180,7 @@ func (inv *Inventory) retain(at uint32) (takes int64) {
 	if b.Needs++; b.Needs > 1 {
 		return 0
 	}
-	f := inv.forms[at]
+	f := inv.packing[at]
 	if f == nil {
 		return inv.restoreWhole(at)
 	}
@@ -188,7 +188,7 @@ func (inv *Inventory) retain(at uint32) (takes int64) {
 		f.wholeDropped.unpacked, f.wholeDropped.bases, f.wholeDropped.saving, nil
 	takes = f.recipe + f.unpacked
 	for _, base := range f.bases {
-		other := inv.forms[base]
+		other := inv.packing[base]
 		if other.users++; other.users == 1 && inv.blobs[base].Needs == 0 {
 			takes += inv.restoreWhole(base)
 		}
@@ -210,7 +210,7 @@ func (inv *Inventory) restoreWhole(at uint32) (takes int64) {
 // representations, and their bases.
 func (inv *Inventory) neededBytes(builds ...*candidate) (sum int64) {
 	if len(builds) == 1 && !slices.ContainsFunc(builds[0].Blobs, func(at uint32) bool {
-		return inv.forms[at] != nil
+		return inv.packing[at] != nil
 	}) {
 		// The usual case: each blob occurs once, and none is packed.
 		for _, at := range builds[0].Blobs {
@@ -233,7 +233,7 @@ func (inv *Inventory) neededBytes(builds ...*candidate) (sum int64) {
 // pack replaces the whole file of a blob by a recipe, and returns the bytes that this frees, 0 if
 // it is not possible or saves too few.
 func (inv *Inventory) pack(at uint32) (freed int64) {
-	b, f := &inv.blobs[at], inv.forms[at]
+	b, f := &inv.blobs[at], inv.packing[at]
 	if f == nil || f.saving <= 0 || f.users > 0 || b.Disk < f.saving {
 		return 0
 	}
@@ -245,14 +245,14 @@ func (inv *Inventory) pack(at uint32) (freed int64) {
 	freed, f.saving = f.saving, 0
 	f.recipe, b.Disk = f.recipe+b.Disk-freed, 0
 	for _, from := range f.from {
-		inv.forms[from].users++
+		inv.packing[from].users++
 	}
 	f.bases = append(f.bases, f.from...)
 	return freed
 }
 
 func (inv *Inventory) dropCopy(at uint32) (freed int64) {
-	f := inv.forms[at]
+	f := inv.packing[at]
 	if f == nil {
 		return 0
 	}
@@ -263,7 +263,7 @@ func (inv *Inventory) dropCopy(at uint32) (freed int64) {
 // perBuild returns the part of a blob's bytes, and of its bases', that counts for each build: they
 // are divided equally among the builds and recipes that need them.
 func (inv *Inventory) perBuild(at uint32) float64 {
-	b, f := &inv.blobs[at], inv.forms[at]
+	b, f := &inv.blobs[at], inv.packing[at]
 	if f == nil {
 		return float64(b.Disk) / float64(max(b.Needs, 1))
 	}
@@ -277,7 +277,7 @@ func (inv *Inventory) perBuild(at uint32) float64 {
 // part returns the part of a blob's whole file that counts for each build or recipe that needs it.
 func (inv *Inventory) part(at uint32) float64 {
 	b := &inv.blobs[at]
-	return float64(b.Disk) / float64(max(int(b.Needs)+inv.forms[at].users, 1))
+	return float64(b.Disk) / float64(max(int(b.Needs)+inv.packing[at].users, 1))
 }
 
 // Accounts divide an inventory among some builds, without the needs of others.

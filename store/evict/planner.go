@@ -689,13 +689,14 @@ func (pl *planner) findNeeders() {
 		return
 	}
 	pl.needers = make(map[uint32][]*candidate)
-	if len(pl.inv.forms) == 0 {
+	if len(pl.inv.packing) == 0 {
 		return
 	}
 	for i := range pl.all {
 		one := &pl.all[i]
 		for _, at := range one.Blobs {
-			if f := pl.inv.forms[at]; f != nil && (f.saving > 0 || f.unpacked > 0) && !one.chosen {
+			f := pl.inv.packing[at]
+			if f != nil && (f.saving > 0 || f.unpacked > 0) && !one.chosen {
 				pl.needers[at] = append(pl.needers[at], one)
 			}
 		}

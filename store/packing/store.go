@@ -254,8 +254,8 @@ func (s *Store) countTransient(disk int64) {
 	s.transients = append(s.transients, s.owner.CountTransient(disk))
 }
 
-// FormLockContended reports whether a caller waits for the lock: background work then releases it.
-func (s *Store) FormLockContended() bool { return s.waiting.Load() > 0 }
+// LockContended reports whether a caller waits for the lock: background work then releases it.
+func (s *Store) LockContended() bool { return s.waiting.Load() > 0 }
 
 // ignore returns nil for an error of the kind, and other errors unchanged.
 func ignore(kind, err error) error {

@@ -208,7 +208,7 @@ func (vs *Store) remove(dir string, files []file) error {
 func (vs *Store) unlink(dir *os.File, file file) {
 	store := vs.o.Blobs
 	if file.unpacked {
-		store = vs.o.Forms.Copies.Store()
+		store = vs.o.Packing.Copies.Store()
 	}
 	if store != nil && !file.copied {
 		// best effort: otherwise the blob is hashed or unpacked again
@@ -227,7 +227,7 @@ func (vs *Store) DropUnknown(ctx context.Context) error {
 		return err
 	}
 	found, err := filepath.Glob(filepath.Join(vs.o.Dir, "*", "*"))
-	if _, apart := vs.o.Forms.Copies.Directory(); err == nil && apart {
+	if _, apart := vs.o.Packing.Copies.Directory(); err == nil && apart {
 		var more []string
 		more, err = filepath.Glob(filepath.Join(vs.dir(true), "*", "*"))
 		found = append(found, more...)

@@ -85,7 +85,7 @@ func (vs *Store) isIntact(v *View) bool {
 		switch {
 		case f.copied:
 		case f.unpacked:
-			want, ok = vs.o.Forms.Copies.Stamp(f.digest)
+			want, ok = vs.o.Packing.Copies.Stamp(f.digest)
 		default:
 			want, ok = vs.o.Blobs.Stamp(f.digest)
 		}
@@ -109,7 +109,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	}
 	defer leave()
 	for i := range b.Files {
-		if vs.o.Forms.OnlyPacked(b.Files[i].Digest) {
+		if vs.o.Packing.OnlyPacked(b.Files[i].Digest) {
 			continue
 		}
 		if _, ok := vs.o.Blobs.Stamp(b.Files[i].Digest); !ok {
@@ -169,7 +169,7 @@ func (vs *Store) openEarlier(b *index.Build) *View {
 	}
 	where, apart := strings.CutPrefix(string(saved), unpackedPrefix)
 	parts := strings.Split(where, "/")
-	if _, elsewhere := vs.o.Forms.Copies.Directory(); len(parts) != 3 ||
+	if _, elsewhere := vs.o.Packing.Copies.Directory(); len(parts) != 3 ||
 		parts[0] != ScopeDir(b.Scope) || apart != (elsewhere && vs.NeedsUnpacking(b)) {
 		return nil
 	}
@@ -180,7 +180,7 @@ func (vs *Store) openEarlier(b *index.Build) *View {
 	}
 	for _, f := range b.Files {
 		v.files = append(v.files,
-			file{name: f.Name, digest: f.Digest, unpacked: vs.o.Forms.OnlyPacked(f.Digest)})
+			file{name: f.Name, digest: f.Digest, unpacked: vs.o.Packing.OnlyPacked(f.Digest)})
 	}
 	return v
 }
@@ -300,7 +300,7 @@ type Options struct {
 	// PathAccess lets every local user open shared views by path, not only by descriptor.
 	PathAccess bool
 	Blobs      *cas.Store
-	Forms      *packing.Store
+	Packing    *packing.Store
 	Index      *index.Index
 	Now        func() time.Time
 	Log        *slog.Logger
@@ -315,7 +315,7 @@ func Open(o Options) (*Store, error) {
 
 // dir returns the directory of views with an unpacked copy, or of those without.
 func (vs *Store) dir(unpacked bool) string {
-	if dir, apart := vs.o.Forms.Copies.Directory(); unpacked && apart {
+	if dir, apart := vs.o.Packing.Copies.Directory(); unpacked && apart {
 		return filepath.Join(dir, "views")
 	}
 	return vs.o.Dir
@@ -324,7 +324,7 @@ func (vs *Store) dir(unpacked bool) string {
 // NeedsUnpacking reports whether a file of the build has to be unpacked for a view.
 func (vs *Store) NeedsUnpacking(b *index.Build) bool {
 	return slices.ContainsFunc(b.Files, func(f index.File) bool {
-		return vs.o.Forms.OnlyPacked(f.Digest)
+		return vs.o.Packing.OnlyPacked(f.Digest)
 	})
 }
 
@@ -458,7 +458,7 @@ func (vs *Store) link(ctx context.Context, v *View, f index.File) (file, error) 
 			return file{}, err
 		}
 	}
-	store, unpacked, err := vs.o.Forms.ServingStore(f.Digest)
+	store, unpacked, err := vs.o.Packing.ServingStore(f.Digest)
 	if err != nil {
 		return file{}, err
 	}

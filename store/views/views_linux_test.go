@@ -63,7 +63,7 @@ func (s *shop) start() {
 		Copies: filepath.Join(s.dir, "unpacked"), Whole: s.blobs, FS: cas.OS{}, Memory: s.index,
 		Log: slog.New(slog.DiscardHandler)})
 	require.NoError(s, err)
-	s.Store, err = Open(Options{Dir: filepath.Join(s.dir, "views"), Blobs: s.blobs, Forms: shapes,
+	s.Store, err = Open(Options{Dir: filepath.Join(s.dir, "views"), Blobs: s.blobs, Packing: shapes,
 		Index: s.index,
 		Now:   func() time.Time { return time.Now().Add(s.later) },
 		Log:   slog.New(slog.DiscardHandler)})
