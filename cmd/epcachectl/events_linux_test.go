@@ -184,6 +184,29 @@ func TestFollowOverARestart(t *testing.T) {
 		errs.String())
 }
 
+// A reader such as head closes its end of the pipe, and no event follows.
+func TestFollowEndsWhenItsReaderIsGone(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	in, out, err := os.Pipe()
+	require.NoError(t, err)
+	defer out.Close()
+	code := make(chan int, 1)
+	go func() {
+		code <- run(t.Context(), []string{"events", "--follow"}, strings.NewReader(""), out,
+			&stream{})
+	}()
+	b.listened(2)
+	require.Empty(t, code)
+	require.NoError(t, in.Close())
+	select {
+	case got := <-code:
+		require.Equal(t, exit.Done, got)
+	case <-time.After(time.Minute):
+		t.Fatal("it still follows")
+	}
+}
+
 func TestFollowRefused(t *testing.T) {
 	b := newStandIn(t)
 	b.err = &unixsock.Error{Class: wire.ErrorClass_NOT_ALLOWED, Text: "not yours"}

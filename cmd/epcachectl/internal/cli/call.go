@@ -71,7 +71,7 @@ func (a *Call) WithDeadline(ctx context.Context) (context.Context, context.Cance
 	if a.Timeout > 0 {
 		return context.WithTimeout(ctx, a.Timeout)
 	}
-	return ctx, func() {}
+	return context.WithCancel(ctx)
 }
 
 // WithReader is WithDaemon for calls that only read, and print after the answer. If the daemon ends
@@ -88,11 +88,13 @@ func (a *Call) WithReader(ctx context.Context,
 }
 
 // AcrossRestarts calls do with a connection, and again after each restart of the daemon, until the
-// context or --timeout ends, which is no error. It calls back when a daemon answers again.
+// context or --timeout ends, or the reader of the results is gone, which is no error. It calls back
+// when a daemon answers again.
 func (a *Call) AcrossRestarts(ctx context.Context,
 	do func(context.Context, *unixsock.Client) error, back func()) error {
 	ctx, cancel := a.WithDeadline(ctx)
 	defer cancel()
+	a.Print.OnReaderGone(cancel)
 	client, err := a.Connect(ctx)
 	for err == nil {
 		err = errors.Join(do(ctx, client), client.Close())

@@ -15,6 +15,7 @@ import (
 	"unicode"
 
 	"github.com/charmbracelet/x/ansi"
+	"golang.org/x/sys/unix"
 	xterm "golang.org/x/term"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
@@ -64,6 +65,28 @@ func widthOf(stream io.Writer) int {
 func IsTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && xterm.IsTerminal(int(f.Fd()))
+}
+
+// OnReaderGone calls gone when results go to a pipe, socket or terminal of which the other end is
+// closed. It watches until the process ends.
+func (p *Printer) OnReaderGone(gone func()) {
+	f, is := p.Out.(*os.File)
+	if !is {
+		return
+	}
+	fds := []unix.PollFd{{Fd: int32(f.Fd())}} // errors are reported without being requested
+	go func() {
+		for {
+			_, err := unix.Poll(fds, -1)
+			switch {
+			case err == unix.EINTR:
+				continue
+			case err == nil && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0:
+				gone()
+			}
+			return
+		}
+	}()
 }
 
 // Failure prints an error with the hints that it carries.
