@@ -69,6 +69,10 @@ func TestConfigShow(t *testing.T) {
 		config.Field{Name: "administrators", Value: []any{}, Origin: "default"})
 	require.Equal(t, exit.NotFound, call(t, "config", "show", file+".none").code)
 	require.Equal(t, exit.Done, call(t, "config").code)
+	require.NoError(t, os.WriteFile(file, []byte("jobs = -3\nnone = 1\n"), 0o600))
+	r = call(t, "config", "show", file)
+	require.Equal(t, exit.Failed, r.code)
+	require.Regexp(t, "^(epcachectl: "+file+":[12]:1: .*\n){2}$", r.err)
 }
 
 func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {

@@ -89,10 +89,12 @@ func (p *Printer) OnReaderGone(gone func()) {
 	}()
 }
 
-// Failure prints an error with the hints that it carries.
+// Failure prints an error, whose lines are messages of their own, with the hints that it carries.
 func (p *Printer) Failure(err error) {
 	p.Clear()
-	p.message(red, "", err.Error())
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		p.message(red, "", line)
+	}
 	for _, hint := range exit.Hints(err) {
 		p.Hint(hint)
 	}
