@@ -61,8 +61,8 @@ func TestNegativeGainIsReported(t *testing.T) {
 	b := measuring(t, 2, 0.5, nil)
 	b.acquire(b.request(b.model(1)))
 	b.measured()
-	want := []string{"compiling brought no gain: the compiled model takes 2.000 s of processor " +
-		"time to load, the source model 0.500 s"}
+	want := []string{"compiling brought no gain: the compiled model takes 2s of processor " +
+		"time to load, the source model 500ms"}
 	require.Equal(t, want, b.cache.gains.ForBuild(b.list()[0].Build.ID).Warnings())
 	hit := b.acquire(b.request(b.model(1)))
 	require.Equal(t, request.Hit, hit.Outcome)

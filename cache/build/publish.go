@@ -18,6 +18,7 @@ import (
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/store"
 )
@@ -37,7 +38,7 @@ func (j *Job) store(ctx context.Context, b *index.Build, out string,
 	defer j.bd.Store.Packing().Release(hold)
 	m := store.Publication{Build: b, Dir: out, Hashed: hashed, UID: j.Peer.UID,
 		Reservation: j.reservation, Kind: event.Compiled,
-		Text: fmt.Sprintf("by %s in %.2f s", request.Makers(b), b.CompileSeconds)}
+		Text: fmt.Sprintf("by %s in %s", request.Makers(b), bytesize.Seconds(b.CompileSeconds))}
 	if j.recompile.Why != "" {
 		m.Kind, m.Counter, m.Text = event.Rebuilt, "rebuilds", m.Text+": "+j.recompile.Why
 		m.Replaces = j.recompile.Replaces // it may have been made by other libraries

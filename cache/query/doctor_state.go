@@ -263,8 +263,8 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	var out []Advice
 	if t := d.Thrashing(); t.IsSignificant() {
 		out = append(out, warning(subject,
-			"of %d entries that were evicted in the last 7 days %d were compiled again, for %.1f s",
-			t.Evicted, t.Back, t.Seconds).
+			"of %d entries that were evicted in the last 7 days %d were compiled again, for %s",
+			t.Evicted, t.Back, bytesize.Seconds(t.Seconds)).
 			hint("the budget is too small: %s would have kept them; see budget in [space]",
 				bytesize.Text(r.BudgetBytes+t.Bytes)))
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/store"
 )
 
@@ -37,7 +38,8 @@ func PutDescription(b *index.Build) string {
 	if IsAdopted(b) {
 		return PutBy(b)
 	}
-	return fmt.Sprintf("%s, with %s, in %.2f s", PutBy(b), Makers(b), b.CompileSeconds)
+	return fmt.Sprintf("%s, with %s, in %s", PutBy(b), Makers(b),
+		bytesize.Seconds(b.CompileSeconds))
 }
 
 // PutBy returns in words the maker of a build that the daemon did not make.

@@ -44,8 +44,9 @@ func (g Gain) Warnings() []string {
 	if !g.IsLoss() {
 		return nil
 	}
-	return []string{fmt.Sprintf("compiling brought no gain: the compiled model takes %.3f s of "+
-		"processor time to load, the source model %.3f s", g.Load, g.SourceLoad)}
+	return []string{fmt.Sprintf("compiling brought no gain: the compiled model takes %s of "+
+		"processor time to load, the source model %s", bytesize.Seconds(g.Load),
+		bytesize.Seconds(g.SourceLoad))}
 }
 
 // Gains measures the processor time of loading a build and of loading its source. Unlike elapsed

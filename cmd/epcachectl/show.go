@@ -213,18 +213,11 @@ func gain(b *wire.Build) string {
 	case load <= 0 || source <= 0:
 		return "not measured"
 	case load > source:
-		return "the compiled form loads slower than the source: " + loadTime(load) +
-			" of processor time, the source " + loadTime(source)
+		return "the compiled form loads slower than the source: " + term.Seconds(load) +
+			" of processor time, the source " + term.Seconds(source)
 	}
-	return "loads in " + loadTime(load) + " of processor time, the source in " + loadTime(source)
-}
-
-// loadTime uses the same unit for both times, so that they are easy to compare.
-func loadTime(s float64) string {
-	if s < 0.01 {
-		return fmt.Sprintf("%.4f s", s)
-	}
-	return fmt.Sprintf("%.2f s", s)
+	return "loads in " + term.Seconds(load) + " of processor time, the source in " +
+		term.Seconds(source)
 }
 
 func gainColumn(b *wire.Build) string {

@@ -69,7 +69,7 @@ func TestWhyModel(t *testing.T) {
 		"unsupported, says the execution provider, for /opt/ort, " + halfPast(14) + ": runtime " +
 			"requirements\n",
 		"StandInExecutionProvider 1.7, SDK 2026.3\n",
-		"loads in 0.10 s of processor time, the source in 0.52 s\n",
+		"loads in 100ms of processor time, the source in 520ms\n",
 		"  FIELD        NOW     MADE WITH\n  sdk_version  2026.4  2026.3\n",
 		"nearest entries:\n  other.onnx, request key 121212121212, 2 builds, differs in 1 field\n",
 		"    eps[0].options.precision  f16        (missing)\n",
@@ -203,7 +203,7 @@ func TestJudgement(t *testing.T) {
 	require.Equal(t, "not measured", gain(&wire.Build{SourceLoadSeconds: 1}))
 	slower := &wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}
 	require.Equal(t, "the compiled form loads slower than the source: "+
-		"0.52 s of processor time, the source 0.10 s", gain(slower))
+		"520ms of processor time, the source 100ms", gain(slower))
 	require.Equal(t, "5.2x", gainColumn(&wire.Build{LoadSeconds: 0.1, SourceLoadSeconds: 0.52}))
 	require.Equal(t, "5.2x slower",
 		gainColumn(&wire.Build{LoadSeconds: 0.52, SourceLoadSeconds: 0.1}))

@@ -1,4 +1,5 @@
-// Package bytesize reads and writes numbers of bytes for users: "500MiB", "1.5 GiB".
+// Package bytesize reads and writes numbers of bytes for users: "500MiB", "1.5 GiB". It also writes
+// durations, so that the daemon and its clients spell them alike.
 package bytesize
 
 import (
@@ -6,6 +7,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 )
 
 const units = "KMGTPE"
@@ -20,6 +22,20 @@ func Text(n int64) string {
 		value, unit = value/1024, unit+1
 	}
 	return fmt.Sprintf("%.1f %ciB", value, units[unit])
+}
+
+// Seconds spells a number of seconds as a duration, with fewer decimals the longer it is.
+func Seconds(s float64) string {
+	d := time.Duration(s * float64(time.Second))
+	switch {
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return d.Round(100 * time.Microsecond).String()
+	case d < time.Minute:
+		return d.Round(10 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
 }
 
 // Parse reads a number of bytes, or one followed by a unit from KiB to EiB. ok is false if the text

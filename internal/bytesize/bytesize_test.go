@@ -14,6 +14,13 @@ func TestText(t *testing.T) {
 	}
 }
 
+func TestSeconds(t *testing.T) {
+	for s, want := range map[float64]string{0: "0s", 0.00042: "420µs", 0.31742: "317.4ms",
+		6.3349: "6.33s", 83.4: "1m23s"} {
+		require.Equal(t, want, Seconds(s))
+	}
+}
+
 func TestParse(t *testing.T) {
 	for text, want := range map[string]int64{"0": 0, "1073741824": 1 << 30, "20GiB": 20 << 30,
 		"1.5 MiB": 3 << 19, "1KiB": 1 << 10, "2TiB": 2 << 40, "3PiB": 3 << 50, "7EiB": 7 << 60,

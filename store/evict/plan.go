@@ -204,8 +204,8 @@ func (w *cause) text(last time.Time) string {
 	case 1:
 		hits = "1 hit, last used " + used
 	}
-	text := fmt.Sprintf("least valuable for its size: %.1f s of compiling, "+
-		"%s", w.compileSeconds, hits)
+	text := fmt.Sprintf("least valuable for its size: %s of compiling, %s",
+		bytesize.Seconds(w.compileSeconds), hits)
 	switch w.class {
 	case classNotServed:
 		text = "not served: it is " + w.state

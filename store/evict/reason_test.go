@@ -13,6 +13,6 @@ func TestHitsAreCountedInWords(t *testing.T) {
 	for hits, want := range map[uint64]string{0: "no hits since 2026-01-02T03:04:05Z",
 		1: "1 hit, last used 2026-01-02T03:04:05Z", 2: "2 hits, last used 2026-01-02T03:04:05Z"} {
 		w := cause{hits: hits, class: classServed}
-		require.Equal(t, "least valuable for its size: 0.0 s of compiling, "+want, w.text(last))
+		require.Equal(t, "least valuable for its size: 0s of compiling, "+want, w.text(last))
 	}
 }

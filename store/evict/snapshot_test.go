@@ -283,7 +283,7 @@ func TestWorth(t *testing.T) {
 	require.Equal(t, []byte{5, 2, 3, 4, 1}, order)
 	require.Equal(t, "not served: it is stale", plan.Steps[0].Reason())
 	require.Equal(t,
-		"least valuable for its size: 9.0 s of compiling, 9 hits, last used 2025-12-31T00:00:00Z",
+		"least valuable for its size: 9s of compiling, 9 hits, last used 2025-12-31T00:00:00Z",
 		plan.Steps[1].Reason())
 }
 

@@ -280,18 +280,7 @@ func WithPrefix(before, text string) string {
 func Bytes(n int64) string { return bytesize.Text(n) }
 
 // Seconds spells a number of seconds as a duration, with fewer decimals the longer it is.
-func Seconds(s float64) string {
-	d := time.Duration(s * float64(time.Second))
-	switch {
-	case d < time.Millisecond:
-		return d.Round(time.Microsecond).String()
-	case d < time.Second:
-		return d.Round(100 * time.Microsecond).String()
-	case d < time.Minute:
-		return d.Round(10 * time.Millisecond).String()
-	}
-	return d.Round(time.Second).String()
-}
+func Seconds(s float64) string { return bytesize.Seconds(s) }
 
 // Time spells a time in milliseconds as RFC 3339, in the local zone; "-" for none.
 func Time(ms int64) string {
