@@ -167,12 +167,17 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 		return exit.WithOperation("export to", e.target(), err)
 	}
 	var out []exported
+	before, whole := int64(0), int64(0)
+	for _, b := range builds {
+		whole += sizeOf(b)
+	}
 	err = e.WithProgress(func(progress func(*wire.Progress)) error {
 		for i, b := range builds {
 			card, says, err := e.add(ctx, c, b, func(done int64) {
-				progress(&wire.Progress{Phase: "exporting", DoneBytes: done, TotalBytes: sizeOf(b),
-					Detail: fmt.Sprintf("build %d of %d", i+1, len(builds))})
+				progress(&wire.Progress{Phase: "exporting", DoneBytes: before + done,
+					TotalBytes: whole, Detail: fmt.Sprintf("build %d of %d", i+1, len(builds))})
 			})
+			before += sizeOf(b)
 			if err != nil {
 				return exit.WithOperation("export", term.Short(b.GetBuild()), err)
 			}
@@ -398,17 +403,19 @@ func (e *export) report(builds []exported) error {
 		}
 		return e.Print.JSON(jsonout.Object{"to": e.target(), "builds": list})
 	}
-	say := e.Print.Line
-	if e.to == "-" {
-		say = func(format string, args ...any) { e.Print.Note(fmt.Sprintf(format, args...)) }
+	p := e.Print
+	if e.to == "-" { // standard output is the bundle
+		p = term.NewPrinter(p.Err, p.Err)
 	}
 	total := int64(0)
+	rows := [][]string{{"BUILD", "MODEL", "EP", "SIZE"}}
 	for _, b := range builds {
 		total += b.card.Config.Size()
-		say("%s  %s  %s  %s", term.Short(b.build.GetBuild()), modelColumn(b.build), b.build.GetEp(),
-			term.Bytes(b.card.Config.Size()))
+		rows = append(rows, []string{term.Short(b.build.GetBuild()), modelColumn(b.build),
+			b.build.GetEp(), term.Bytes(b.card.Config.Size())})
 	}
-	say("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total),
+	p.Table(rows)
+	p.Line("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total),
 		term.Printable(e.target()))
 	if e.signer == nil && e.to != "" {
 		e.Print.Warning(

@@ -89,10 +89,10 @@ func (s *Phases) find(name string) int {
 
 func detail(p *wire.Progress) string {
 	var parts []string
-	switch {
-	case p.GetTotalBytes() > 0:
+	if p.GetTotalBytes() > 0 {
 		parts = append(parts, Bytes(p.GetDoneBytes())+" of "+Bytes(p.GetTotalBytes()))
-	case p.GetDetail() != "":
+	}
+	if p.GetDetail() != "" {
 		parts = append(parts, Printable(p.GetDetail()))
 	}
 	if n := p.GetWaiting(); n > 1 {
