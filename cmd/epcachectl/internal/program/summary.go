@@ -167,14 +167,16 @@ func (g *sameSessions) line() string {
 	if len(g.Providers) > 0 {
 		provider = term.Printable(g.Providers[0])
 	}
-	text := fmt.Sprintf("%s %s on %s", term.Printable(g.Outcome),
-		term.Printable(filepath.Base(g.Model)), provider)
+	outcome, model := term.Printable(g.Outcome), term.Printable(filepath.Base(g.Model))
+	sessions := ""
 	if g.count > 1 {
-		text += fmt.Sprintf(" (%d sessions)", g.count)
+		sessions = fmt.Sprintf(" (%d sessions)", g.count)
 	}
 	if !g.isServed() {
-		return text + ": " + term.Printable(keyLine(g.Why))
+		return fmt.Sprintf("%s ran on %s without the cache%s: %s: %s", model, provider, sessions,
+			outcome, strings.TrimPrefix(term.Printable(keyLine(g.Why)), outcome+": "))
 	}
+	text := fmt.Sprintf("%s %s on %s%s", outcome, model, provider, sessions)
 	text += fmt.Sprintf(": ready in %s", term.Seconds(g.AcquireSeconds+g.LoadSeconds))
 	if g.CompileSeconds > 0 {
 		text += fmt.Sprintf(", compiling took %s", term.Seconds(g.CompileSeconds))

@@ -34,10 +34,17 @@ Summary:
 		t.Run(name, func(t *testing.T) {
 			g := sameSessions{Event{Outcome: "failed", Model: "/m/vad.onnx",
 				Providers: []string{"CPUExecutionProvider"}, Why: c.why}, 2}
-			require.Equal(t, "failed vad.onnx on CPUExecutionProvider (2 sessions): "+c.want,
-				g.line())
+			require.Equal(t, "vad.onnx ran on CPUExecutionProvider without the cache "+
+				"(2 sessions): failed: "+c.want, g.line())
 		})
 	}
+}
+
+func TestRunTellsOfTheMissingDaemonOnce(t *testing.T) {
+	g := sameSessions{Event{Outcome: "no daemon", Model: "/m/vad.onnx",
+		Providers: []string{"CPUExecutionProvider"}, Why: "no daemon: connect to /s: refused"}, 1}
+	require.Equal(t, "vad.onnx ran on CPUExecutionProvider without the cache: no daemon: "+
+		"connect to /s: refused", g.line())
 }
 
 // A session that ONNX Runtime refuses is reported as refused, not as unrequested.
