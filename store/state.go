@@ -1,11 +1,13 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -80,9 +82,36 @@ func checkFileOwnership(path string, info fs.FileInfo) error {
 	return e
 }
 
+// entryName matches what may be in a directory in which a store is made: parts of a store that was
+// not completed, logs, locks and settings, and what belongs to the file system or to tools.
+var entryName = regexp.MustCompile(`^(README|CACHEDIR\.TAG|lock|reserve|recipes|objects|unpacked|` +
+	`views|staging|quarantine|lost\+found|epcached\..*|.*\.(lock|start)|\..*)$`)
+
+// checkForeignFiles fails for a directory that has other files and is no store. Sockets and empty
+// directories are no such files.
+func checkForeignFiles(dir string) error {
+	for _, name := range []string{"manifests", "journal", "index.db"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+			return nil
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		inside, _ := os.ReadDir(filepath.Join(dir, e.Name())) // none in a file
+		if !entryName.MatchString(e.Name()) && (e.Type().IsRegular() || len(inside) > 0) {
+			return apierr.New(apierr.BadRequest, nil, "%s is not a store, and has other files: %q",
+				dir, e.Name()).WithHint("name a new or empty directory: --state")
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 // makeLayout makes the directories and notes that every state directory has.
 func makeLayout(dir string) error {
-	if err := checkOwnership(dir); err != nil {
+	if err := cmp.Or(checkOwnership(dir), checkForeignFiles(dir)); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o711); err != nil {
