@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store"
 )
@@ -63,4 +64,11 @@ func TestEvictionForTheFloorIsNotCountedForTheBudget(t *testing.T) {
 	require.Len(t, tombstones, 1)
 	require.False(t, tombstones[0].ForBudget)
 	require.Contains(t, tombstones[0].Reason, " to free space (free_floor): ")
+
+	advice := b.spaceAdvice(b.self(), "in the last 7 days: 1")
+	require.Equal(t, query.SeverityWarning, advice.Severity)
+	require.Contains(t, advice.Text, "builds evicted for free_floor (")
+	require.Contains(t, advice.Hint, "lower free_floor")
+	b.later.Add(int64(8 * 24 * time.Hour))
+	require.Zero(t, b.spaceAdvice(b.self(), "in the last 7 days"))
 }

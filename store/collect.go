@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -153,6 +154,13 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 	}
 }
 
+func toFreeSpace(bound string) string { return " to free space (" + bound + ")" }
+
+// IsForFloor reports whether a build was evicted so that free_floor stays free on the disk.
+func IsForFloor(g *index.Tombstone) bool {
+	return strings.Contains(g.Reason, toFreeSpace(forFloor))
+}
+
 // EvictAll evicts the builds of the steps, except those that are protected by now. It makes their
 // tombstones durable first.
 func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evict.Step) error {
@@ -168,7 +176,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 		}
 		why := "evicted on " + c.st.now().Format(time.RFC3339)
 		if !s.Must {
-			why += " to free space (" + plan.bound + ")"
+			why += toFreeSpace(plan.bound)
 		}
 		why += ": " + s.Reason()
 		list = append(list, Removal{Build: &b, Why: why, grace: views.PathGrace, step: s,

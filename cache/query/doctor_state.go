@@ -253,6 +253,7 @@ func (d *Doctor) madeSince(g *index.Tombstone) bool {
 // SpaceAdvice warns administrators of too small a budget, and of unkept results.
 func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	const subject = "space"
+	const raiseFree = "free some space on the disk, or lower free_floor in [space]"
 	if !d.q.rights.IsAdministrator(p) {
 		return d.adviseUnkept(p)
 	}
@@ -268,6 +269,14 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 			hint("the budget is too small: %s would have kept them; see budget in [space]",
 				bytesize.Text(r.BudgetBytes+t.Bytes)))
 	}
+	since := d.q.options.Now().Add(-thrashSpan)
+	if n := len(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool {
+		return store.IsForFloor(g) && g.At.After(since)
+	})); n > 0 {
+		out = append(out, warning(subject,
+			"the disk had too little free space: builds evicted for free_floor (%s) in the last 7 "+
+				"days: %d", bytesize.Text(r.FloorBytes), n).hint(raiseFree))
+	}
 	used := r.DiskBytes + r.UnpackedBytes + r.ManifestBytes + r.HeldBytes + r.ReservedBytes
 	switch {
 	case r.BudgetBytes > 0 && used > r.BudgetBytes:
@@ -280,7 +289,7 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 			"%s are free, and %s must stay free: new builds are not "+
 				"stored", bytesize.Text(r.FreeBytes),
 			bytesize.Text(r.FloorBytes)).
-			hint("free some space on the disk, or lower free_floor in [space]"))
+			hint(raiseFree))
 	}
 	out = append(out, d.adviseUnkept(p)...)
 	if len(out) == 0 && r.BudgetBytes > 0 {
