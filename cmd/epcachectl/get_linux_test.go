@@ -38,6 +38,15 @@ func TestGetPrintsOneLine(t *testing.T) {
 	require.Empty(t, r.err, "nothing to report, and no terminal")
 }
 
+// The daemon asks the runtime about a build that it fetched, which is another phase.
+func TestGetSaysThatABuildWasFetched(t *testing.T) {
+	b := newStandIn(t)
+	b.progress = &wire.Progress{Phase: "fetching"}
+	b.serve()
+	model := tinyModel(t, "a.onnx")
+	require.Regexp(t, "^fetched "+model+": ", call(t, "get", model, ep).out)
+}
+
 func TestGetJSON(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()

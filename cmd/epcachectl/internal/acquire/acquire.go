@@ -211,8 +211,11 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 		return models[i].External(location)
 	}
 	var last atomic.Pointer[wire.Progress]
+	var fetching atomic.Bool
 	progress := func(p *wire.Progress) {
-		last.Store(p)
+		if last.Store(p); p.GetPhase() == "fetching" { // others may follow
+			fetching.Store(true)
+		}
 		show.Phase(path, p)
 	}
 	if g.stored != nil {
@@ -249,7 +252,7 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	}
 	result.elapsed = time.Since(start)
 	result.graph = result.reply.GetGraph()
-	result.fetched = last.Load().GetPhase() == "fetching"
+	result.fetched = fetching.Load()
 	if err == nil && result.passedThrough() {
 		err = checkReferences(ctx, path)
 	}
