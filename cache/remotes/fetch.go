@@ -409,11 +409,7 @@ func (s *stopLoss) arrived(at time.Time, p remote.Progress) {
 	}
 	s.last.Store(&arrival{at, p})
 	if s.ask.Progress != nil {
-		left := s.left(at)
-		if at.Sub(s.began) < time.Second {
-			left = 0 // because most of the time so far went into connections
-		}
-		s.ask.Progress(p.Done, p.Total, left)
+		s.ask.Progress(p.Done, p.Total, s.left(at))
 	}
 }
 
