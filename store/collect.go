@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/epcached/epcached/cas"
@@ -21,7 +20,7 @@ type Collection struct {
 	evict.Plan
 	Took time.Duration // time of planning
 
-	bound string // why space is freed: forBudget, forFloor or forGoal
+	bound string // why space is freed: forBudget, ForFloor or forGoal
 
 	Records []*index.Build // the records of its first steps
 	Yields  bool           // it stops when a reservation needs space
@@ -154,13 +153,6 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 	}
 }
 
-func toFreeSpace(bound string) string { return " to free space (" + bound + ")" }
-
-// IsForFloor reports whether a build was evicted so that free_floor stays free on the disk.
-func IsForFloor(g *index.Tombstone) bool {
-	return strings.Contains(g.Reason, toFreeSpace(forFloor))
-}
-
 // EvictAll evicts the builds of the steps, except those that are protected by now. It makes their
 // tombstones durable first.
 func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evict.Step) error {
@@ -176,7 +168,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 		}
 		why := "evicted on " + c.st.now().Format(time.RFC3339)
 		if !s.Must {
-			why += toFreeSpace(plan.bound)
+			why += " to free space (" + plan.bound + ")"
 		}
 		why += ": " + s.Reason()
 		list = append(list, Removal{Build: &b, Why: why, grace: views.PathGrace, step: s,

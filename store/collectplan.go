@@ -36,10 +36,10 @@ type Owner struct {
 	All bool // builds of all users, for an administrator or the daemon itself
 }
 
-// The bounds that a collection frees space for.
+// The bounds that a collection frees space for. The reasons of tombstones name them in parentheses.
 const (
 	forBudget = "budget"
-	forFloor  = "free_floor"
+	ForFloor  = "free_floor"
 	forGoal   = "gc"
 )
 
@@ -88,7 +88,7 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 	}
 	plan := &Collection{Plan: *s.Plan(to), urgent: goal.Urgent, bound: bound}
 	if plan.Goal != to.Bytes {
-		plan.bound = forFloor // it requires more
+		plan.bound = ForFloor // it requires more
 	}
 	for _, step := range plan.Steps[:min(len(plan.Steps), maxRecords)] {
 		b, _ := c.st.index.Get(step.ID) // zero if it was just removed

@@ -89,22 +89,17 @@ var entryName = regexp.MustCompile(`^(README|CACHEDIR\.TAG|lock|reserve|recipes|
 
 // checkForeignFiles fails for a directory that has other files and is no store. Sockets and empty
 // directories are no such files.
-func checkForeignFiles(dir string) error {
-	for _, name := range []string{"manifests", "journal", "index.db"} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
-			return nil
-		}
-	}
-	entries, err := os.ReadDir(dir)
+func checkForeignFiles(dir string) (err error) {
+	entries, _ := os.ReadDir(dir) // no store can be made if this fails, or it does not exist yet
 	for _, e := range entries {
 		inside, _ := os.ReadDir(filepath.Join(dir, e.Name())) // none in a file
-		if !entryName.MatchString(e.Name()) && (e.Type().IsRegular() || len(inside) > 0) {
-			return apierr.New(apierr.BadRequest, nil, "%s is not a store, and has other files: %q",
-				dir, e.Name()).WithHint("name a new or empty directory: --state")
+		switch name := e.Name(); {
+		case name == "manifests", name == "journal", name == "index.db":
+			return nil
+		case !entryName.MatchString(name) && (e.Type().IsRegular() || len(inside) > 0):
+			err = apierr.New(apierr.BadRequest, nil, "%s is not a store, and has other files: %q",
+				dir, name).WithHint("name a new or empty directory: --state")
 		}
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
 	}
 	return err
 }

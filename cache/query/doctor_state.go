@@ -271,25 +271,20 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	}
 	since := d.q.options.Now().Add(-thrashSpan)
 	if n := len(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool {
-		return store.IsForFloor(g) && g.At.After(since)
+		return strings.Contains(g.Reason, " ("+store.ForFloor+"): ") && g.At.After(since)
 	})); n > 0 {
-		out = append(out, warning(subject,
-			"the disk had too little free space: builds evicted for free_floor (%s) in the last 7 "+
-				"days: %d", bytesize.Text(r.FloorBytes), n).hint(raiseFree))
+		out = append(out, warning(subject, "the disk was full: builds evicted for free_floor (%s) "+
+			"in the last 7 days: %d", bytesize.Text(r.FloorBytes), n).hint(raiseFree))
 	}
 	used := r.DiskBytes + r.UnpackedBytes + r.ManifestBytes + r.HeldBytes + r.ReservedBytes
 	switch {
 	case r.BudgetBytes > 0 && used > r.BudgetBytes:
 		out = append(out, warning(subject, "%s of a budget of %s are used, and no build can be "+
-			"evicted",
-			bytesize.Text(used), bytesize.Text(r.BudgetBytes)).
+			"evicted", bytesize.Text(used), bytesize.Text(r.BudgetBytes)).
 			hint("epcachectl gc -n lists the builds that cannot be evicted, and why"))
 	case r.FloorBytes > 0 && r.FreeBytes < r.FloorBytes:
-		out = append(out, warning(subject,
-			"%s are free, and %s must stay free: new builds are not "+
-				"stored", bytesize.Text(r.FreeBytes),
-			bytesize.Text(r.FloorBytes)).
-			hint(raiseFree))
+		out = append(out, warning(subject, "%s are free, and %s must stay free: new builds are "+
+			"not stored", bytesize.Text(r.FreeBytes), bytesize.Text(r.FloorBytes)).hint(raiseFree))
 	}
 	out = append(out, d.adviseUnkept(p)...)
 	if len(out) == 0 && r.BudgetBytes > 0 {

@@ -236,8 +236,6 @@ func parseSince(text string, now time.Time) (time.Time, error) {
 		}
 		return today, nil
 	}
-	return time.Time{},
-		fmt.Errorf(
-			"--since %q is neither a duration, such as 2h or 3d, nor a time, such as 2026-11-21, "+
-				"14:30 or 2026-11-21T14:30:00Z", term.Brief(text))
+	return time.Time{}, fmt.Errorf("--since %q is neither a duration, such as 2h or 3d, nor a "+
+		"time, such as 2026-11-21, 14:30 or 2026-11-21T14:30:00Z", term.Brief(text))
 }

@@ -167,17 +167,12 @@ func (e *export) run(ctx context.Context, c *unixsock.Client, args []string) err
 		return exit.WithOperation("export to", e.target(), err)
 	}
 	var out []exported
-	before, whole := int64(0), int64(0)
-	for _, b := range builds {
-		whole += sizeOf(b)
-	}
 	err = e.WithProgress(func(progress func(*wire.Progress)) error {
 		for i, b := range builds {
 			card, says, err := e.add(ctx, c, b, func(done int64) {
-				progress(&wire.Progress{Phase: "exporting", DoneBytes: before + done,
-					TotalBytes: whole, Detail: fmt.Sprintf("build %d of %d", i+1, len(builds))})
+				progress(&wire.Progress{Phase: "exporting", DoneBytes: done, TotalBytes: sizeOf(b),
+					Detail: fmt.Sprintf("build %d of %d", i+1, len(builds))})
 			})
-			before += sizeOf(b)
 			if err != nil {
 				return exit.WithOperation("export", term.Short(b.GetBuild()), err)
 			}
@@ -418,9 +413,8 @@ func (e *export) report(builds []exported) error {
 	p.Line("exported %s, %s, to %s", term.Count(len(builds), "build"), term.Bytes(total),
 		term.Printable(e.target()))
 	if e.signer == nil && e.to != "" {
-		e.Print.Warning(
-			"the builds are not signed, so no other machine imports them: see --key, and " +
-				"epcachectl trust keygen")
+		e.Print.Warning("the builds are not signed, so no other machine imports them: see --key, " +
+			"and epcachectl trust keygen")
 	}
 	return nil
 }

@@ -145,8 +145,7 @@ func spaceDetails(s *wire.Space) string {
 		parts = append(parts, term.Count(s.GetToLookAt(), "blob")+" not yet compared with others")
 	}
 	if s.GetUnkept() > 0 {
-		parts = append(parts, term.Count(s.GetUnkept(),
-			"compile")+
+		parts = append(parts, term.Count(s.GetUnkept(), "compile")+
 			" not stored since the store was made (epcachectl doctor: of the last 7 days)")
 	}
 	return strings.Join(parts, ", ")

@@ -213,9 +213,8 @@ func (g *Get) acquireModels(ctx context.Context, c *unixsock.Client, paths []str
 	var last atomic.Pointer[wire.Progress]
 	var fetching atomic.Bool
 	progress := func(p *wire.Progress) {
-		if last.Store(p); p.GetPhase() == "fetching" { // others may follow
-			fetching.Store(true)
-		}
+		last.Store(p)
+		fetching.CompareAndSwap(false, p.GetPhase() == "fetching") // others may follow
 		show.Phase(path, p)
 	}
 	if g.stored != nil {

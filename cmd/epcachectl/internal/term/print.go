@@ -70,23 +70,17 @@ func IsTerminal(stream any) bool {
 // OnReaderGone calls gone when results go to a pipe, socket or terminal of which the other end is
 // closed. It watches until the process ends.
 func (p *Printer) OnReaderGone(gone func()) {
-	f, is := p.Out.(*os.File)
-	if !is {
-		return
-	}
-	fds := []unix.PollFd{{Fd: int32(f.Fd())}} // errors are reported without being requested
-	go func() {
-		for {
-			_, err := unix.Poll(fds, -1)
-			switch {
-			case err == unix.EINTR:
-				continue
-			case err == nil && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0:
+	if f, is := p.Out.(*os.File); is {
+		fds := []unix.PollFd{{Fd: int32(f.Fd())}} // errors are reported without being requested
+		go func() {
+			for err := error(unix.EINTR); err == unix.EINTR; {
+				_, err = unix.Poll(fds, -1)
+			}
+			if fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0 {
 				gone()
 			}
-			return
-		}
-	}()
+		}()
+	}
 }
 
 // Failure prints an error, whose lines are messages of their own, with the hints that it carries.
