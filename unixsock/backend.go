@@ -32,11 +32,11 @@ type Backend interface {
 	Hello(Peer, *wire.Hello) *wire.HelloReply
 
 	// Acquire answers with a build, or with *NeedError if it wants descriptors for more locations.
-	// The fds are those of all Attach frames and of the request itself; every one has passed
+	// The files are those of all Attach frames and of the request itself; every one has passed
 	// checkFD, and every index in the request is within them. They are closed when Acquire returns:
 	// work that outlives the call needs duplicates. Progress never blocks, may be called from any
 	// goroutine, and does nothing after Acquire has returned.
-	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, fds []*os.File,
+	Acquire(ctx context.Context, peer Peer, request *wire.Acquire, files *Files,
 		progress func(*wire.Progress)) (Answer, error)
 
 	// Put stores the artefact that a claimant compiled. Files, progress and answer are as for
@@ -69,6 +69,27 @@ type Backend interface {
 	Subscribe(ctx context.Context, peer Peer, request *wire.Subscribe,
 		send func(*wire.Event) error) error
 }
+
+// Files are the files of a request, whose descriptors are in its order.
+type Files struct{ r *request }
+
+// Body returns the request's bytes, "" if it is large. Equal bytes are equal requests, up to the
+// contents of the files.
+func (f *Files) Body() string { return f.r.body }
+
+// Descriptors returns the open descriptors, before Open is called.
+func (f *Files) Descriptors() []int { return f.r.fds }
+
+// Open returns the files.
+func (f *Files) Open() []*os.File {
+	if f.r.files == nil {
+		f.r.files, f.r.fds = toFiles(f.r.fds), nil
+	}
+	return f.r.files
+}
+
+// maxRepeated bounds a request with a Body, in bytes.
+const maxRepeated = 4 << 10
 
 // Answer is the build of Backend.Acquire or Backend.Put.
 type Answer struct {

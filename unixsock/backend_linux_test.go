@@ -36,11 +36,11 @@ type standIn struct {
 
 func (b *standIn) Hello(Peer, *wire.Hello) *wire.HelloReply { return &wire.HelloReply{} }
 
-func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File,
+func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, files *Files,
 	progress func(*wire.Progress)) (Answer, error) {
 	b.calls.Add(1)
 	if b.acquire != nil {
-		return b.acquire(ctx, peer, a, fds, progress)
+		return b.acquire(ctx, peer, a, files.Open(), progress)
 	}
 	return b.hit()
 }

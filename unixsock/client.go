@@ -108,7 +108,8 @@ func (c *Client) end(err error) {
 	_ = c.stream.conn.Close()
 }
 
-func (c *Client) receive(envelope *wire.Envelope, fds []int, _ int, err error) error {
+func (c *Client) receive(envelope *wire.Envelope, fds []int, _ []byte,
+	err error) error {
 	if err != nil {
 		return err
 	}

@@ -70,17 +70,19 @@ func decode(payload []byte) (*wire.Envelope, error) {
 	return e, nil
 }
 
-// envelope returns the next frame's envelope, size, and descriptors, which the caller owns.
-func (s *stream) envelope(timeout time.Duration) (e *wire.Envelope, fds []int, size int, _ error) {
+// envelope returns the next frame's envelope, its descriptors, which the caller owns, and the
+// frame's bytes, which are valid until the next call.
+func (s *stream) envelope(timeout time.Duration) (e *wire.Envelope, fds []int, payload []byte,
+	_ error) {
 	payload, at, err := s.frame(timeout)
 	if err != nil {
-		return nil, nil, 0, err
+		return nil, nil, nil, err
 	}
 	if e, err = decode(payload); err != nil {
-		return nil, nil, 0, err
+		return nil, nil, nil, err
 	}
 	fds, err = s.takeDescriptors(at, int(e.GetDescriptors()))
-	return e, fds, len(payload), err
+	return e, fds, payload, err
 }
 
 var bodyOneof = (*wire.Envelope)(nil).ProtoReflect().Descriptor().Oneofs().ByName("body")

@@ -40,10 +40,10 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 		return c.build(r, answer, err)
 	case *wire.Put:
 		c.removeClaim(m.GetClaim())
-		answer, err := withFiles(c, r, m, checkPut, c.server.Backend.Put)
+		answer, err := withFiles(c, r, m, checkPut, opened(c.server.Backend.Put))
 		return c.build(r, answer, err)
 	case *wire.Import:
-		reply, err := withFiles(c, r, m, checkImport, c.server.Backend.Import)
+		reply, err := withFiles(c, r, m, checkImport, opened(c.server.Backend.Import))
 		if err != nil {
 			return c.failure(r, err), nil
 		}
@@ -94,7 +94,7 @@ func (c *connection) build(r *request, answer Answer, err error) (proto.Message,
 
 func withFiles[M, A any](c *connection, r *request, message M,
 	check func(M, []int) (slow bool, err error),
-	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (A, error)) (answer A,
+	ask func(context.Context, Peer, M, *Files, func(*wire.Progress)) (A, error)) (answer A,
 	err error) {
 	slow, err := check(message, r.fds)
 	peer := c.peer
@@ -106,11 +106,20 @@ func withFiles[M, A any](c *connection, r *request, message M,
 	if err != nil {
 		return answer, err
 	}
-	r.slow = slow
-	r.files, r.fds = toFiles(r.fds), nil
+	r.checked, r.slow = true, slow
 	reporter := c.reporter(r)
 	defer reporter.end()
-	return ask(r.ctx, peer, message, r.files, reporter.enqueue)
+	return ask(r.ctx, peer, message, &Files{r}, reporter.enqueue)
+}
+
+// opened returns ask for a backend's method that always uses the files.
+func opened[M, A any](
+	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (A, error)) func(
+	context.Context, Peer, M, *Files, func(*wire.Progress)) (A, error) {
+	return func(ctx context.Context, p Peer, message M, files *Files,
+		progress func(*wire.Progress)) (A, error) {
+		return ask(ctx, p, message, files.Open(), progress)
+	}
 }
 
 func (c *connection) reporter(r *request) *reporter {
@@ -158,15 +167,7 @@ var errNotReading = errors.New("the client does not read its answers")
 func (c *connection) answer(r *request, reply proto.Message, view *os.File) error {
 	c.finish(r)
 	defer func() {
-		end := func() {
-			closeFiles(r.files) // after the answer, because closing may block
-			c.user.descriptors.Add(-int64(len(r.files)))
-		}
-		if r.slow {
-			c.endSlow(end)
-		} else {
-			end()
-		}
+		c.discard(r) // after the answer, because closing may block
 		c.inFlight.Add(-1)
 		c.user.requestBytes.Add(-r.bytes)
 	}()

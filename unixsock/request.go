@@ -16,9 +16,11 @@ import (
 type request struct {
 	number  uint64
 	bytes   int64
-	fds     []int
+	body    string     // as Files.Body
+	fds     []int      // nil: files has them
 	files   []*os.File // fds as files, which the backend uses until the answer is sent
-	slow    bool       // one of these is on a file system that may never answer
+	checked bool       // fds are regular files
+	slow    bool       // one of them is on a file system that may never answer
 	arrived time.Time
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -33,7 +35,7 @@ func (c *connection) receive() (mine bool, err error) {
 	if !c.stream.bufferEmpty() {
 		c.takeReadSlot()
 	}
-	envelope, fds, size, err := c.stream.envelope(c.server.limits.FrameTimeout)
+	envelope, fds, payload, err := c.stream.envelope(c.server.limits.FrameTimeout)
 	if err != nil {
 		return true, err
 	}
@@ -50,17 +52,17 @@ func (c *connection) receive() (mine bool, err error) {
 	case *wire.Envelope_Attach:
 		return true, c.attach(number, fds)
 	case *wire.Envelope_Acquire:
-		return c.begin(envelope, body.Acquire, fds, size)
+		return c.begin(envelope, body.Acquire, fds, payload)
 	case *wire.Envelope_Put:
-		return c.begin(envelope, body.Put, fds, size)
+		return c.begin(envelope, body.Put, fds, payload)
 	case *wire.Envelope_Import:
-		return c.begin(envelope, body.Import, fds, size)
+		return c.begin(envelope, body.Import, fds, payload)
 	default:
 		c.closeAll(fds)
 		if len(fds) > 0 {
 			return true, violation("descriptors with a request that takes none")
 		}
-		return c.begin(envelope, bodyOf(envelope), nil, size)
+		return c.begin(envelope, bodyOf(envelope), nil, payload)
 	}
 }
 
@@ -121,7 +123,7 @@ func (c *connection) attach(number uint64, fds []int) error {
 
 // begin starts a request, or refuses it if the client exceeds a limit.
 func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds []int,
-	size int) (mine bool, err error) {
+	payload []byte) (mine bool, err error) {
 	number := envelope.GetRequest()
 	c.mu.Lock()
 	r := c.requests[number]
@@ -134,7 +136,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 		r = &request{number: number}
 		c.requests[number] = r
 	}
-	r.arrived, r.bytes = time.Now(), int64(size+requestBytes)
+	r.arrived, r.bytes = time.Now(), int64(len(payload)+requestBytes)
 	c.used.Store(r.arrived.UnixNano())
 	c.user.used.Store(r.arrived.UnixNano())
 	r.fds = append(r.fds, fds...)
@@ -143,8 +145,13 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 
 	c.user.descriptors.Add(int64(len(fds)))
 	var inline *connection
-	if _, acquire := message.(*wire.Acquire); acquire && c.stream.bufferEmpty() {
-		inline = c
+	if _, acquire := message.(*wire.Acquire); acquire {
+		if len(payload) <= maxRepeated {
+			r.body = string(wire.Body(payload))
+		}
+		if c.stream.bufferEmpty() {
+			inline = c
+		}
 	}
 	c.endReadSlot()
 	slot := c.user.slots.take(c.ctx, inline)
@@ -221,16 +228,27 @@ func (c *connection) overLimits(r *request) error {
 func (c *connection) finish(r *request) {
 	r.cancel()
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	delete(c.requests, r.number)
-	c.mu.Unlock()
-	c.discard(r)
 }
 
-// discard closes descriptors that no handler took, and releases the request's charges.
+// discard closes the request's descriptors, and releases its charges.
 func (c *connection) discard(r *request) {
-	c.closeAll(r.fds)
-	c.user.descriptors.Add(-int64(len(r.fds)))
-	r.fds = nil
+	held := len(r.fds) + len(r.files)
+	end := func() {
+		closeAll(r.fds)
+		closeFiles(r.files)
+		c.user.descriptors.Add(-int64(held))
+	}
+	switch {
+	case r.slow:
+		c.endSlow(end)
+	case r.checked:
+		end()
+	default:
+		c.closeAll(r.fds)
+		c.user.descriptors.Add(-int64(held))
+	}
 }
 
 // closeAttached closes descriptors of requests that never followed.

@@ -47,7 +47,7 @@ func newRefusing(decision string) *refusing {
 
 func (r *refusing) Hello(unixsock.Peer, *wire.Hello) *wire.HelloReply { return &wire.HelloReply{} }
 
-func (r *refusing) Acquire(context.Context, unixsock.Peer, *wire.Acquire, []*os.File,
+func (r *refusing) Acquire(context.Context, unixsock.Peer, *wire.Acquire, *unixsock.Files,
 	func(*wire.Progress)) (unixsock.Answer, error) {
 	r.calls.Add(1)
 	if r.acquire != nil {

@@ -85,8 +85,8 @@ func (b *standIn) Hello(unixsock.Peer, *wire.Hello) *wire.HelloReply {
 	return &wire.HelloReply{Scope: "uid:0", Rights: []string{"administrator"}}
 }
 
-func (b *standIn) Acquire(ctx context.Context, _ unixsock.Peer, a *wire.Acquire, fds []*os.File,
-	progress func(*wire.Progress)) (unixsock.Answer, error) {
+func (b *standIn) Acquire(ctx context.Context, _ unixsock.Peer, a *wire.Acquire,
+	files *unixsock.Files, progress func(*wire.Progress)) (unixsock.Answer, error) {
 	if b.progress != nil {
 		progress(b.progress)
 	}
@@ -108,7 +108,7 @@ func (b *standIn) Acquire(ctx context.Context, _ unixsock.Peer, a *wire.Acquire,
 		found := false
 		for _, x := range a.GetModel().GetExternal() {
 			if x.GetLocation() == location {
-				text, err := io.ReadAll(fds[x.GetFd()])
+				text, err := io.ReadAll(files.Open()[x.GetFd()])
 				if err != nil || string(text) != b.external[location] {
 					return unixsock.Answer{}, errors.New("wrong external data")
 				}

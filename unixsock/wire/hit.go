@@ -3,7 +3,9 @@ package wire
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
 	"math"
+	"slices"
 	"unicode/utf8"
 	"unsafe"
 
@@ -23,6 +25,22 @@ func AppendHit(b []byte, e *Envelope) (_ []byte, ok bool) {
 	return c.b, !c.failed
 }
 
+// Encoded returns a reply that is encoded already, except for its descriptor and the elapsed time.
+// Its fields cannot be read. It returns nil if the reply is for package proto to encode. Several
+// requests may be answered with copies by Again.
+func (m *AcquireReply) Encoded() *AcquireReply {
+	c := &codec{writing: true}
+	if m.pass(c); c.failed {
+		return nil
+	}
+	return &AcquireReply{unknownFields: c.b}
+}
+
+// Again returns a copy of a reply from Encoded.
+func (m *AcquireReply) Again() *AcquireReply {
+	return &AcquireReply{unknownFields: m.unknownFields}
+}
+
 // maxHit is more than most requests and answers take. The strings of a message share its memory,
 // and some may be kept for long.
 const maxHit = 4 << 10
@@ -40,6 +58,26 @@ func ParseHit(b []byte) *Envelope {
 	}
 	return e
 }
+
+// Body returns the bytes of an envelope behind its own fields, which identify an equal message, nil
+// if they are malformed.
+func Body(envelope []byte) []byte {
+	for len(envelope) > 0 {
+		number, kind, size := protowire.ConsumeTag(envelope)
+		if size < 0 || number >= firstBody {
+			return envelope
+		}
+		value := protowire.ConsumeFieldValue(number, kind, envelope[size:])
+		if value < 0 {
+			return nil
+		}
+		envelope = envelope[size+value:]
+	}
+	return nil
+}
+
+// firstBody is the lowest number of a message that an envelope carries.
+const firstBody = 20
 
 // fieldCodec is a message. pass has c read or write each of its fields, in the order of their
 // numbers; several of one kind by the number of the first.
@@ -131,15 +169,23 @@ func (m *EpLibrary) pass(c *codec) {
 }
 
 func (m *AcquireReply) pass(c *codec) {
+	// First the fields that differ from hit to hit, because the others may be encoded already.
+	c.optional(10, &m.Fd)
+	c.doubles(18, &m.ElapsedSeconds)
 	c.text(1, &m.Outcome, &m.RequestKey, &m.Build, &m.ModelDigest, &m.Ep, &m.SdkVersion,
 		&m.HardwareArchitecture, &m.Compatibility, &m.Why)
-	c.optional(10, &m.Fd)
+	if !c.writing { // package proto writes it here
+		c.optional(10, &m.Fd)
+	}
 	c.text(11, &m.View, &m.Graph)
 	many(c, 13, &m.Files)
 	entries(c, 14, &m.ProviderOptions)
 	entries(c, 15, &m.SessionOptions)
 	c.text(16, &m.GraphOptimizationLevel)
-	c.doubles(17, &m.CompileSeconds, &m.ElapsedSeconds)
+	c.doubles(17, &m.CompileSeconds)
+	if !c.writing {
+		c.doubles(18, &m.ElapsedSeconds)
+	}
 	c.text(19, &m.Record, &m.Runtime)
 	c.text(23, &m.CompatibilitySource, &m.CompatibilityReason, &m.Job)
 	numbers(c, 28, &m.Member)
@@ -312,7 +358,15 @@ func (c *codec) text(n protowire.Number, p ...*string) {
 func entries[V any](c *codec, n protowire.Number, p *map[string]V) {
 	if c.writing {
 		for key, value := range *p {
-			c.child(n, &entry[V]{key, value})
+			if len(*p) == 1 {
+				c.child(n, &entry[V]{key, value})
+				continue
+			}
+			// Sorted, because equal requests are recognised by their bytes.
+			for _, key := range slices.Sorted(maps.Keys(*p)) {
+				c.child(n, &entry[V]{key, (*p)[key]})
+			}
+			break
 		}
 	}
 	for c.number == n {

@@ -182,3 +182,39 @@ func FuzzParseHit(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) { agrees(t, b) })
 }
+
+// A reply that was encoded ahead is sent as the reply itself, with a descriptor and a time.
+func TestEncodedReply(t *testing.T) {
+	want := proto.CloneOf(aHit()[1])
+	reply := want.GetAcquireReply()
+	reply.Fd, reply.ElapsedSeconds = nil, 0
+	encoded := reply.Encoded()
+	require.NotNil(t, encoded)
+	reply.Fd, reply.ElapsedSeconds = new(uint32), 0.25
+	for range 2 {
+		again := encoded.Again()
+		again.Fd, again.ElapsedSeconds = new(uint32), 0.25
+		b, ok := AppendHit(nil, &Envelope{Request: want.Request, Descriptors: 1,
+			Body: &Envelope_AcquireReply{AcquireReply: again}})
+		require.True(t, ok)
+		same(t, want, b)
+		require.NotNil(t, ParseHit(b))
+	}
+	require.Nil(t, (&AcquireReply{Warnings: []string{"w"}}).Encoded())
+}
+
+// A message's bytes are found behind the envelope's own fields, and do not depend on maps' order.
+func TestBody(t *testing.T) {
+	e := aHit()[0]
+	b, _ := AppendHit(nil, e)
+	other := proto.CloneOf(e)
+	other.Request, other.Descriptors, other.DeadlineMs = 1<<50, 0, 3
+	again, _ := AppendHit(nil, other)
+	require.Equal(t, Body(b), Body(again))
+	got := new(Envelope)
+	require.NoError(t, proto.Unmarshal(Body(b), got))
+	require.True(t, proto.Equal(e.GetAcquire(), got.GetAcquire()))
+	require.Zero(t, got.Request)
+	require.Empty(t, Body(nil))
+	require.Empty(t, Body([]byte{0x08}))
+}

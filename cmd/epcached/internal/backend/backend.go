@@ -55,9 +55,9 @@ func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 }
 
 // Acquire translates the request, and the answer back.
-func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire, fds []*os.File,
-	progress func(*wire.Progress)) (unixsock.Answer, error) {
-	start := time.Now()
+func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
+	files *unixsock.Files, progress func(*wire.Progress)) (unixsock.Answer, error) {
+	start, fds := time.Now(), files.Open()
 	if p.Slow {
 		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds,
 			readDescriptors(w))
