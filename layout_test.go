@@ -260,6 +260,7 @@ var allowed = map[string][]string{
 		"index",
 		"internal/apierr",
 		"internal/keyed",
+		"internal/memo",
 		"internal/ttlcache",
 		"portable",
 		"store",

@@ -36,7 +36,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	if err != nil {
 		return nil, err
 	}
-	at.Resumed = resumed
+	at.Resumed, at.Generation = resumed, c.Repeats.generation()
 	for tries := 1; ; tries++ {
 		a, err := c.acquire(ctx, at)
 		moved := errors.Is(err, runtimes.ErrFilesChanging) || errors.Is(err, runtimes.ErrReplaced)
@@ -50,6 +50,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 			}
 			return a, err
 		}
+		at.Generation = c.Repeats.generation()
 		t.Phase("probing") // begin again, because the runtime has changed or the build was removed
 	}
 }
@@ -61,6 +62,13 @@ const (
 )
 
 func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answer, error) {
+	var slow atomic.Bool
+	phase, own := at.Phase, *at
+	at = &own
+	at.Phase = func(name string) {
+		slow.Store(true)
+		phase(name)
+	}
 	at, err := c.planner.WithIdentity(ctx, at)
 	if err != nil {
 		return nil, err
@@ -74,12 +82,11 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	if err != nil {
 		return nil, err
 	}
-	var slow atomic.Bool
-	phase := at.Phase
 	at = at.WithRuntime(rt.Name, rc)
-	at.Phase = func(name string) { // at is a copy, so the caller's Phase stays as it was
-		slow.Store(true)
-		phase(name)
+	if !at.Identity.Compiled {
+		if at, err = c.planner.WithPlan(ctx, at); err != nil {
+			return nil, err
+		}
 	}
 	a, err := c.answer(ctx, at)
 	if err == nil && at.VerifyOutput > 0 {
@@ -92,6 +99,9 @@ func (c *Cache) acquire(ctx context.Context, at *request.Attempt) (*request.Answ
 	}
 	if err != nil {
 		return nil, err
+	}
+	if !slow.Load() {
+		c.Repeats.remember(at, rt, a)
 	}
 	return a, nil
 }
@@ -112,10 +122,6 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	if at.Identity.Compiled {
 		return c.answers.AnswerCompiled(ctx, at)
 	}
-	at, err := c.planner.WithPlan(ctx, at)
-	if err != nil {
-		return nil, err
-	}
 	switch at.OnMiss {
 	case request.KeyOnly:
 		return at.Answer(request.Key), nil
@@ -123,6 +129,7 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		return c.answers.Explain(ctx, at)
 	}
 	var found lookup.Found
+	var err error
 	if at.OnMiss != request.Refresh && at.OnMiss != request.Bypass {
 		if found, err = c.find(ctx, at); found.Answer != nil || err != nil {
 			return found.Answer, err

@@ -16,25 +16,42 @@ import (
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/internal/filestamp"
 )
 
 // BenchmarkHit is the cache's own part of a warm hit, without a socket: the model's stamp, the
 // request's plan, the stamps of a runtime of 18 libraries and of the view's files, and the lease.
+// The request is remembered, or its plan is made.
 func BenchmarkHit(b *testing.B) {
 	s := newBenchStore(b)
 	r := s.request(s.model(1))
 	s.later.Store(int64(time.Hour))
 	s.acquire(r).View.Close()
-	b.ReportAllocs()
-	for b.Loop() {
-		a, err := s.cache.Acquire(context.Background(), r, nil)
-		if err != nil {
-			b.Fatal(err)
+	s.acquire(r).View.Close() // a hit, so that it is remembered
+	again := func(b *testing.B, hit func() (*request.Answer, error)) {
+		b.ReportAllocs()
+		for b.Loop() {
+			a, err := hit()
+			if err != nil {
+				b.Fatal(err)
+			}
+			a.View.Close()
 		}
-		a.View.Close()
 	}
+	b.Run("remembered", func(b *testing.B) {
+		fd, body := []int{int(r.Graph.Fd())}, fmt.Sprintf("%+v", *r)
+		again(b, func() (*request.Answer, error) {
+			return s.cache.Repeats.Answer(context.Background(), r.Peer,
+				s.cache.Repeats.Key(r.Peer, body, fd), nil)
+		})
+	})
+	b.Run("planned", func(b *testing.B) {
+		again(b, func() (*request.Answer, error) {
+			return s.cache.Acquire(context.Background(), r, nil)
+		})
+	})
 }
 
 func newBenchStore(b *testing.B) *bench {

@@ -98,6 +98,7 @@ type Cache struct {
 	buildJudge  judge.Judge
 	loadChecker *loadcheck.Checker
 	planner     *plan.Planner
+	Repeats     Repeats
 	Workspaces  *workspace.Maker
 	owners      rights.Owners
 	events      query.Stream
@@ -343,13 +344,14 @@ func (c *Cache) openPlanning() {
 			return c.jobs.RunInquiry(ctx, q.Key, who, q.EP, find)
 		},
 		Assessed: c.buildJudge.JudgeAll,
-		Attach:   func() any { return &plan.Notes{} },
+		Attach:   func() any { return new(judge.Verdicts) },
 		ReadShown: func(ctx context.Context, uid uint32) (func(), error) {
 			return c.readGate.Lock(ctx, c.owners.OwnerOf(uid))
 		},
 	})
 	c.Workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Owner: c.owners.OwnerOf,
 		Checks: jobs.NewQueue(o.Jobs, 0, c.now), SlowCopies: keyed.NewShares[uint32](32, 8)}
+	c.Repeats.cache = c
 	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.Workspaces,
 		Allowed: func() (identity.Allowed, uint64) {
 			s := c.settings.Load()
@@ -371,7 +373,9 @@ func (c *Cache) openJudging() {
 			s := c.settings.Load()
 			return s.Rules, s.judging
 		},
-		Verdicts: func(rc *runtimes.Content) *judge.Verdicts { return &plan.NotesOn(rc).Verdicts },
+		Verdicts: func(rc *runtimes.Content) *judge.Verdicts {
+			return rc.Attached.(*judge.Verdicts)
+		},
 		Target: func(ctx context.Context, rt *runtimes.Runtime, rc *runtimes.Content,
 			b *index.Build) (
 			*judge.Target, error) {

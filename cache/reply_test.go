@@ -112,11 +112,13 @@ func unset(prefix string, m protoreflect.Message) (names []string) {
 // Replies have all that the cache knows: a field that is added to one side and not carried over
 // fails here.
 func TestRepliesHaveAllFields(t *testing.T) {
+	answer := filled[request.Answer]()
+	answer.Encoded = nil // it would be the whole reply
 	cases := map[string]struct {
 		reply proto.Message
 		empty []string // filled in elsewhere
 	}{
-		"answer": {filled[request.Answer]().Reply(), []string{"fd", "elapsed_seconds"}},
+		"answer": {answer.Reply(), []string{"fd", "elapsed_seconds"}},
 		"event":  {event.Reply(filled[index.Event]()), nil},
 		"failure": {joblist.Reply(nil, []failure.Failure{*filled[failure.Failure]()}).Failures[0],
 			nil},

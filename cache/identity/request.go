@@ -23,7 +23,6 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
-	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
@@ -54,21 +53,6 @@ type CompileTerms struct {
 	Embed  bool
 	Route  string
 	Output Output
-}
-
-// Spelling returns a digest of the terms as the client spelled them, a key for remembering their
-// Record. It returns false for terms with files, because descriptors are no key.
-func (t *Terms) Spelling() ([32]byte, bool) {
-	raw := Record{Version: recordVersion, Model: t.Model, Session: t.Session, Embed: t.Embed,
-		Route: t.Route, Output: t.Output.asGiven(), Group: t.Group, Member: t.Member}
-	raw.EPs = make([]RecordEP, len(t.EPs))
-	for i, ep := range t.EPs {
-		if len(ep.Files) > 0 {
-			return [32]byte{}, false
-		}
-		raw.EPs[i] = RecordEP{Name: ep.Name, Options: ep.Options, Devices: Devices(ep.Devices)}
-	}
-	return blake3.Sum256(raw.Encode()), true
 }
 
 // Record returns the terms in their canonical spelling, or an *apierr.Error that says what is wrong

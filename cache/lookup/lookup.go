@@ -124,6 +124,27 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 	return found, nil
 }
 
+// FindExact finds and leases a build that the plan would make and that accept accepts, nil if there
+// is none.
+func (l *Lookup) FindExact(ctx context.Context, at *request.Attempt,
+	accept func(*index.Build) bool) *request.Answer {
+	l.o.Store.Layers.Follow()
+	for b, err := range l.StoredBuilds(at.Plan, at.Scopes) {
+		if err != nil {
+			return nil
+		}
+		if at.Plan.MadeExactly(b) && l.WhyWithheld(at, b) == "" {
+			var found Found
+			if !accept(b) || l.serve(ctx, at, b, at.Plan.OwnJudgement(b, at.RuntimeName),
+				&found) != nil {
+				return nil
+			}
+			return found.Answer
+		}
+	}
+	return nil
+}
+
 // countWithheld counts a build that is not served only because the caller reported it.
 func (l *Lookup) countWithheld(at *request.Attempt, b *index.Build, found *Found) {
 	switch {

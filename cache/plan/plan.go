@@ -9,7 +9,6 @@ import (
 
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/identity"
-	"github.com/epcached/epcached/cache/judge"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cache/workspace"
@@ -17,15 +16,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
-	"github.com/epcached/epcached/internal/memo"
 )
-
-// plans remembers the plans of one runtime by the spelling of the request, so that a hit needs
-// neither to parse options nor to list devices.
-type plans = memo.Table[memo.GenerationKey[[32]byte], *request.Plan]
-
-// maxPlans bounds the memory of remembered plans.
-const maxPlans = 1 << 12
 
 // Planner makes plans of requests.
 type Planner struct {
@@ -49,30 +40,8 @@ func (pl *Planner) WithPlan(ctx context.Context, at *request.Attempt) (*request.
 	return at.WithPlan(p), nil
 }
 
-// plan returns the attempt's plan for its runtime.
 func (pl *Planner) plan(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
-	spelled, keep := at.Terms().Spelling()
-	_, generation := pl.Allowed()
-	key := memo.GenerationKey[[32]byte]{Generation: generation, Key: spelled}
-	if keep {
-		// Plans that were made only for their key are not stored here, because they lack the rest.
-		if p, ok := NotesOn(at.Content).plans.Load(key); ok {
-			return p, nil
-		}
-	}
-	p, err := pl.newPlan(ctx, at)
-	if err != nil {
-		return nil, err
-	}
-	if keep && at.OnMiss != request.KeyOnly {
-		NotesOn(at.Content).plans.Save(key, p, maxPlans)
-	}
-	return p, nil
-}
-
-func (pl *Planner) newPlan(ctx context.Context, at *request.Attempt) (*request.Plan, error) {
-	at.Phase("probing")
-	facts, err := pl.Runtimes.Devices(ctx, asker(at.Request), at.Content, false)
+	facts, err := pl.Runtimes.Devices(ctx, asker(at), at.Content, false)
 	if err := givenUpError(ctx, at.Name, err); err != nil {
 		return nil, err
 	}
@@ -154,7 +123,7 @@ func (pl *Planner) Name(p *request.Plan, rc *runtimes.Content) {
 // models, its fingerprint is made with the request's own model.
 func (pl *Planner) marks(ctx context.Context, at *request.Attempt, p *request.Plan) error {
 	var err error
-	p.Marks, err = pl.Runtimes.Fingerprints(ctx, asker(at.Request), at.Content, p.EPs, false)
+	p.Marks, err = pl.Runtimes.Fingerprints(ctx, asker(at), at.Content, p.EPs, false)
 	if at.Graph == nil || !errors.Is(err, compilers.ErrNoModelCompiled) {
 		return err
 	}
@@ -176,19 +145,9 @@ func FingerprintJob(r identity.Record, model string) *compilers.Job {
 	return &compilers.Job{Model: model, Session: r.Session}
 }
 
-// Notes are the remembered plans and verdicts of one runtime. They are dropped when its libraries
-// change.
-type Notes struct {
-	plans    plans
-	Verdicts judge.Verdicts // on builds that other libraries made
-}
-
-// NotesOn returns the notes of a runtime's contents.
-func NotesOn(rc *runtimes.Content) *Notes { return rc.Attached.(*Notes) }
-
-// asker describes the request to the runtimes, for errors and the list of jobs.
-func asker(r *request.Request) runtimes.Asker {
-	return runtimes.Asker{Request: true, UID: r.Peer.UID, Model: r.Name}
+// asker describes the attempt to the runtimes, for errors and the list of jobs.
+func asker(at *request.Attempt) runtimes.Asker {
+	return runtimes.Asker{Request: true, UID: at.Peer.UID, Model: at.Name, Phase: at.Phase}
 }
 
 // givenUpError returns the error of a request that disconnected or was cancelled, nil if err is

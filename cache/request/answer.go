@@ -16,6 +16,9 @@ import (
 
 // Reply is the answer as clients receive it, without the time that it took.
 func (a *Answer) Reply() *wire.AcquireReply {
+	if a.Encoded != nil {
+		return a.Encoded.Again()
+	}
 	reply := &wire.AcquireReply{
 		Outcome: a.Outcome, ModelDigest: a.ModelDigest.String(),
 		Compatibility:       a.Compatibility.Verdict.String(),
@@ -129,6 +132,9 @@ type Answer struct {
 	Runtime     string            // name of the runtime
 	Job         string            // of Later: id of the job
 	Claim       *Claim            // of Claimed
+
+	// Encoded, unless nil, is the whole reply. Only the view's fields are set beside it.
+	Encoded *wire.AcquireReply
 
 	LeasedView *views.View // the view that View keeps
 	View       *os.File

@@ -28,6 +28,9 @@ type Attempt struct {
 	Content     *runtimes.Content // nil if the daemon does not run the libraries
 	Plan        *Plan
 
+	// Generation is that of the cache's settings and runtimes when the attempt began.
+	Generation uint64
+
 	Resumed ResumedJob
 	// SkipServing has builds that could not be served. The look-ups of later attempts skip them, so
 	// that they are compiled again.
@@ -84,6 +87,15 @@ func (at *Attempt) WithRequest(r *Request) *Attempt {
 	out := *at
 	out.Request = r
 	return &out
+}
+
+// Again returns the attempt for an equal request of another process of the user.
+func (at *Attempt) Again(p Peer, t *jobs.ProgressReporter, phase func(string)) *Attempt {
+	r := *at.Request
+	r.Peer = p
+	out := at.WithRequest(&r)
+	out.SkipServing, out.Progress, out.Phase = new([]index.BuildID), t, phase
+	return out
 }
 
 // WithRuntime returns the attempt for a runtime. rc is nil if the daemon does not run its

@@ -72,6 +72,9 @@ type Request struct {
 	// Adopt stores a compiled model as a build. External then has the files that it refers to.
 	Adopt bool
 
+	// Repetition identifies requests of the same bytes with the same files; "": not known.
+	Repetition string
+
 	// Connection is done when the client disconnects, which ends its claims; nil: no connection.
 	Connection context.Context
 }
@@ -119,6 +122,18 @@ func (r *Request) WithOwnFiles() (*Request, error) {
 		return nil, err
 	}
 	return r.WithModels(files), nil
+}
+
+// WithoutFiles returns the request without its files and its connection.
+func (r *Request) WithoutFiles() *Request {
+	out := *r
+	out.Graph, out.External = nil, nil
+	out.Group = slices.Clone(out.Group)
+	for i := range out.Group {
+		out.Group[i].Graph, out.Group[i].External = nil, nil
+	}
+	out.Runtime, out.Repetition, out.Connection = runtimes.Ref{}, "", nil
+	return &out
 }
 
 // Close closes the files of a request from WithOwnFiles.

@@ -98,7 +98,7 @@ func (s *Set) watchChanges(ctx context.Context) {
 
 func (s *Set) handleChange(ctx context.Context, rt *Runtime, kind watch.Kind) {
 	rc := rt.LastContent()
-	if rc != nil && s.isCurrent(rc, 0) {
+	if rc != nil && rc.isCurrent(0) {
 		rt.state.CompareAndSwap(&stateChanging, &stateReady) // touched, but unchanged
 		return
 	}

@@ -68,6 +68,29 @@ func (s *Set) Resolve(ctx context.Context, w *Wanted, progress func(string)) (*R
 	return s.resolveDefault(ctx, w, progress)
 }
 
+// Generation changes with the runtimes of the set and their contents.
+func (s *Set) Generation() uint64 { return s.generation.Load() }
+
+// StaysResolved reports whether Resolve, which has found a runtime with these contents, finds it
+// again for an equal request with unchanged files, for as long as the generation is the same and
+// IsStill holds.
+func (s *Set) StaysResolved(w *Wanted, rt *Runtime, rc *Content) bool {
+	switch {
+	case w.Directory != "":
+		return w.Directory == rt.Name // otherwise a link may lead elsewhere
+	case len(w.EPLibraries) > 0:
+		return !slices.ContainsFunc(w.EPLibraries, func(ref LibraryRef) bool {
+			lib, ok := rc.Library(ref.EP)
+			return ref.File == nil && !(ok && lib.Path == ref.Path)
+		})
+	}
+	all := s.All()
+	return len(all) > 0 && all[0] == rt // one before it may have changed since
+}
+
+// IsStill reports whether the libraries and the machine are unchanged, as Resolve does.
+func (rc *Content) IsStill() bool { return rc.isCurrent(recently) }
+
 func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(string)) (*Runtime,
 	*Content, error) {
 	var have []string
@@ -234,7 +257,7 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 		}
 	}
 	for _, rt := range unknown {
-		if rc := rt.LastContent(); rc != nil && s.isCurrent(rc, 0) {
+		if rc := rt.LastContent(); rc != nil && rc.isCurrent(0) {
 			continue // unchanged, and without the caller's libraries
 		}
 		if rc := s.contentIfCarrying(ctx, rt, w, progress); rc != nil {
@@ -314,7 +337,7 @@ func (rc *Content) equals(shown map[string]contents) bool {
 func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted,
 	progress func(string)) *Content {
 	rc := rt.LastContent()
-	if rc == nil || !s.isCurrent(rc, recently) {
+	if rc == nil || !rc.isCurrent(recently) {
 		if rc != nil && rc.replacedLibrary(w) {
 			// do not wait for the update to end, because the caller has a library from before it
 			return nil

@@ -41,7 +41,8 @@ type Inquiry struct {
 type Asker struct {
 	Request bool
 	UID     uint32
-	Model   string // its name
+	Model   string       // its name
+	Phase   func(string) // called before a worker is asked; may be nil
 }
 
 // Remember returns the remembered fact of the key, or runs find, once for all callers. It remembers
@@ -54,6 +55,9 @@ func Remember[T any](ctx context.Context, s *Set, q Inquiry, lasts func(T) bool,
 		if v, ok := Recall[T](s, q.Key); ok {
 			return v, nil
 		}
+	}
+	if q.Asker.Phase != nil {
+		q.Asker.Phase("probing")
 	}
 	fact, err := s.options.Inquire(ctx, q, func(ctx context.Context) (any, error) {
 		if v, ok := s.load(q.Key).(T); ok && !q.Fresh {

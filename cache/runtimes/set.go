@@ -84,6 +84,8 @@ type Set struct {
 
 	mu   sync.Mutex
 	list []*Runtime // registered ones first; guarded by mu
+	// generation counts the changes of list and of the runtimes' contents
+	generation atomic.Uint64
 
 	facts memo.Table[string, memo.Fact] // results of workers, by key
 
@@ -232,6 +234,7 @@ func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []stri
 	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.generation.Add(1)
 	before := s.list
 	s.list = nil
 	for _, spec := range specs {
@@ -265,6 +268,7 @@ func (s *Set) register(specs []compilers.Runtime) (added []*Runtime, gone []stri
 func (s *Set) forget(rt *Runtime) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.generation.Add(1)
 	s.list = slices.DeleteFunc(s.list, func(old *Runtime) bool { return old == rt })
 }
 
@@ -288,6 +292,7 @@ func (s *Set) add(rt *Runtime, same func(*Runtime) bool) (known, gone *Runtime) 
 	if i := slices.IndexFunc(s.list, same); i >= 0 {
 		return s.list[i], nil
 	}
+	s.generation.Add(1)
 	s.list = append(s.list, rt)
 	// registered ones come first
 	first := slices.IndexFunc(s.list, func(old *Runtime) bool { return !old.Registered })
@@ -356,7 +361,7 @@ func newRuntime(name string, registered bool, find func() (compilers.Runtime, er
 
 // Content returns the runtime's current contents. It blocks while the files are changing.
 func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (*Content, error) {
-	if rc := rt.LastContent(); rc != nil && s.isCurrent(rc, recently) {
+	if rc := rt.LastContent(); rc != nil && rc.isCurrent(recently) {
 		return rc, nil
 	}
 	progress("probing")
@@ -367,7 +372,7 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 		return nil, ctx.Err()
 	}
 	before := rt.LastContent()
-	if before != nil && s.isCurrent(before, 0) {
+	if before != nil && before.isCurrent(0) {
 		return before, nil
 	}
 	if before != nil && !before.filesUnchanged() {
@@ -382,7 +387,7 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 }
 
 // isCurrent reports whether machine and files are unchanged. See dirs.unchanged for within.
-func (s *Set) isCurrent(rc *Content, within time.Duration) bool {
+func (rc *Content) isCurrent(within time.Duration) bool {
 	return rc.Machine == rc.now() && rc.dirs.unchanged(within)
 }
 
@@ -409,6 +414,7 @@ func (s *Set) noteUnusable(ctx context.Context, rt *Runtime, before *Content, er
 
 func (s *Set) noteFound(rt *Runtime, before, rc *Content) {
 	rt.facts.Store(rc)
+	s.generation.Add(1)
 	if before != nil {
 		before.dirs.close()
 	}

@@ -213,7 +213,11 @@ func (t rebuildRun) checkNeeded(builds []index.Build, p *request.Plan) error {
 // own.
 const RefreshEvery = 24 * time.Hour
 
-// isTooOld reports whether the build is older than the policy allows.
+// IsTooOld reports whether the attempt's build is older than the policy allows.
+func (r *Recompiler) IsTooOld(at *request.Attempt, b *index.Build) bool {
+	return r.isTooOld(b, r.Policy(at.Plan.EPs))
+}
+
 func (r *Recompiler) isTooOld(b *index.Build, p request.Policy) bool {
 	return p.MaxAge > 0 && r.Now().Sub(b.Compiled()) > p.MaxAge
 }

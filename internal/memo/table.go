@@ -92,16 +92,28 @@ type ID [32]byte
 
 // FileKey returns the key of one file, and whether the times of its file system are reliable.
 func FileKey(uid uint32, f *os.File) (ID, bool) {
-	fsid, ok := filestamp.FileSystem(int(f.Fd()))
+	b := binary.LittleEndian.AppendUint64(make([]byte, 0, 96), uint64(uid))
+	b, _, ok := appendFile(b, int(f.Fd()))
 	if !ok {
 		return ID{}, false
 	}
-	s, err := cas.StampFD(int(f.Fd()))
-	if err != nil {
-		return ID{}, false
+	return blake3.Sum256(b), true
+}
+
+// AppendFile appends what identifies the contents of an open file, and reports whether it does:
+// the times of the file system must be reliable, and those of the file not too close to now.
+func AppendFile(b []byte, fd int, now time.Time) ([]byte, bool) {
+	b, s, ok := appendFile(b, fd)
+	return b, ok && filestamp.LeftAlone(now, s)
+}
+
+func appendFile(b []byte, fd int) ([]byte, cas.Stamp, bool) {
+	fsid, ok := filestamp.FileSystem(fd)
+	if !ok {
+		return b, cas.Stamp{}, false
 	}
-	b := binary.LittleEndian.AppendUint64(make([]byte, 0, 96), uint64(uid))
-	return blake3.Sum256(AppendStamp(append(b, fsid[:]...), s)), true
+	s, err := cas.StampFD(fd)
+	return AppendStamp(append(b, fsid[:]...), s), s, err == nil
 }
 
 // AppendStamp appends a file's stamp to what is hashed.

@@ -57,7 +57,16 @@ func (b *Backend) Hello(p unixsock.Peer, _ *wire.Hello) *wire.HelloReply {
 // Acquire translates the request, and the answer back.
 func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	files *unixsock.Files, progress func(*wire.Progress)) (unixsock.Answer, error) {
-	start, fds := time.Now(), files.Open()
+	start, report := time.Now(), func(pr request.Progress) { progress(pr.Reply()) }
+	var repetition string
+	if !p.Slow {
+		repetition = b.Cache.Repeats.Key(peer(p), files.Body(), files.Descriptors())
+		a, err := b.Cache.Repeats.Answer(ctx, peer(p), repetition, report)
+		if a != nil || err != nil {
+			return answered(a, start), err
+		}
+	}
+	fds := files.Open()
 	if p.Slow {
 		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds,
 			readDescriptors(w))
@@ -71,16 +80,19 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	if err != nil {
 		return unixsock.Answer{}, err
 	}
-	r.Connection = p.Connection
-	a, err := b.Cache.Acquire(b.withReadGate(ctx, p), r, func(pr request.Progress) {
-		progress(pr.Reply())
-	})
-	if err != nil {
-		return unixsock.Answer{}, err
+	r.Connection, r.Repetition = p.Connection, repetition
+	a, err := b.Cache.Acquire(b.withReadGate(ctx, p), r, report)
+	return answered(a, start), err
+}
+
+// answered translates an answer, nil for none, to a request that arrived at start.
+func answered(a *request.Answer, start time.Time) unixsock.Answer {
+	if a == nil {
+		return unixsock.Answer{}
 	}
 	reply := a.Reply()
 	reply.ElapsedSeconds = time.Since(start).Seconds()
-	return unixsock.Answer{Reply: reply, View: a.View}, nil
+	return unixsock.Answer{Reply: reply, View: a.View}
 }
 
 // readDescriptors returns the descriptors of a request with files that the daemon reads at once.
@@ -129,12 +141,7 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 	a, err := b.Cache.Claims.Put(b.withReadGate(ctx, p), peer(p), put, func(pr request.Progress) {
 		progress(pr.Reply())
 	})
-	if err != nil {
-		return unixsock.Answer{}, err
-	}
-	reply := a.Reply()
-	reply.ElapsedSeconds = time.Since(start).Seconds()
-	return unixsock.Answer{Reply: reply, View: a.View}, nil
+	return answered(a, start), err
 }
 
 // Import stores a build of another machine, or without files returns the outcome that it would
