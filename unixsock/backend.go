@@ -71,7 +71,10 @@ type Backend interface {
 }
 
 // Files are the files of a request, whose descriptors are in its order.
-type Files struct{ r *request }
+type Files struct {
+	r    *request
+	slow func() // called before the backend decides the request
+}
 
 // Body returns the request's bytes, "" if it is large. Equal bytes are equal requests, up to the
 // contents of the files.
@@ -83,6 +86,7 @@ func (f *Files) Descriptors() []int { return f.r.fds }
 // Open returns the files.
 func (f *Files) Open() []*os.File {
 	if f.r.files == nil {
+		f.slow()
 		f.r.files, f.r.fds = toFiles(f.r.fds), nil
 	}
 	return f.r.files

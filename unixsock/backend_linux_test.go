@@ -17,7 +17,8 @@ import (
 
 // standIn answers what its functions say, and otherwise something plain.
 type standIn struct {
-	acquire func(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File,
+	remembered func(ctx context.Context) // called before Acquire opens the files; may be nil
+	acquire    func(ctx context.Context, peer Peer, a *wire.Acquire, fds []*os.File,
 		progress func(*wire.Progress)) (Answer, error)
 	list   func(ctx context.Context, l *wire.List) (*wire.ListReply, error)
 	status func(ctx context.Context) (*wire.StatusReply, error)
@@ -39,6 +40,9 @@ func (b *standIn) Hello(Peer, *wire.Hello) *wire.HelloReply { return &wire.Hello
 func (b *standIn) Acquire(ctx context.Context, peer Peer, a *wire.Acquire, files *Files,
 	progress func(*wire.Progress)) (Answer, error) {
 	b.calls.Add(1)
+	if b.remembered != nil {
+		b.remembered(ctx)
+	}
 	if b.acquire != nil {
 		return b.acquire(ctx, peer, a, files.Open(), progress)
 	}

@@ -109,7 +109,7 @@ func withFiles[M, A any](c *connection, r *request, message M,
 	r.checked, r.slow = true, slow
 	reporter := c.reporter(r)
 	defer reporter.end()
-	return ask(r.ctx, peer, message, &Files{r}, reporter.enqueue)
+	return ask(r.ctx, peer, message, &Files{r, c.server.overseer.expectSlow}, reporter.enqueue)
 }
 
 // opened returns ask for a backend's method that always uses the files.

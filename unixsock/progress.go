@@ -48,6 +48,7 @@ func (p *reporter) enqueue(m *wire.Progress) {
 		p.pending = append(p.pending, m)
 	}
 	if p.wake == nil {
+		p.connection.server.overseer.expectSlow()
 		p.wake, p.done = make(chan struct{}, 1), make(chan struct{})
 		go p.run()
 	}

@@ -145,7 +145,8 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 
 	c.user.descriptors.Add(int64(len(fds)))
 	var inline *connection
-	if _, acquire := message.(*wire.Acquire); acquire {
+	_, acquire := message.(*wire.Acquire)
+	if acquire {
 		if len(payload) <= maxRepeated {
 			r.body = string(wire.Body(payload))
 		}
@@ -156,6 +157,9 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	c.endReadSlot()
 	slot := c.user.slots.take(c.ctx, inline)
 	c.server.overseer.wakeUp()
+	if !acquire {
+		c.server.overseer.expectSlow()
+	}
 	err = c.overLimits(r)
 	if err == nil && message == nil {
 		err = &Error{Class: wire.ErrorClass_VERSION, Text: "this daemon does not know the request",

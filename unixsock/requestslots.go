@@ -14,12 +14,19 @@ import (
 // each answer would be less code, but takes 5 us of a hit, because starting it wakes the thread
 // that polls the network.
 
-// overseerInterval is the time between two checks of the overseer. It makes none while no request
-// is answered inline.
-const overseerInterval = time.Millisecond
+// The time between two checks of the overseer: while requests are decided, and while all answers
+// come from memory, because so many checks would take more time than such an answer.
+const (
+	overseerInterval = time.Millisecond
+	restingInterval  = 50 * time.Millisecond
+)
 
-// overseerIdleChecks is after how many checks without any inline answer the overseer sleeps.
-const overseerIdleChecks = 100
+// After so many checks of one kind without an answer under way, the overseer rests, and after so
+// many more it sleeps.
+const (
+	checksToRest  = 100
+	checksToSleep = 20
+)
 
 // RestFactor sets how long a slot rests after a request while other users are served too: that many
 // times as long as the request ran. So a user with more requests than slots gets a quarter of the
@@ -134,33 +141,70 @@ func (t *requestSlots) passOnSlow() (busy bool) {
 // processors are busy.
 type overseer struct {
 	start sync.Once
-	wake  chan struct{} // holds a token if an answer began since the overseer last woke, or more
+	wake  chan struct{} // has a token if an answer began since the overseer last slept
+	// has a token if a request is decided while the overseer rests or sleeps
+	hasten   chan struct{}
+	hurried  atomic.Bool // the overseer does not rest
+	deciding atomic.Bool // a request was decided since its last check
 }
 
-func (o *overseer) wakeUp() {
+func put(token chan struct{}) {
 	select {
-	case o.wake <- struct{}{}:
+	case token <- struct{}{}:
 	default:
+	}
+}
+
+// wakeUp is called when an answer begins.
+func (o *overseer) wakeUp() { put(o.wake) }
+
+// expectSlow is called when a request is decided.
+func (o *overseer) expectSlow() {
+	o.deciding.Store(true)
+	if !o.hurried.Load() {
+		put(o.hasten)
 	}
 }
 
 // oversee runs until the server's connections are ended.
 func (s *Server) oversee() {
-	for {
+	for s.base.Err() == nil {
+		select {
+		case <-s.base.Done():
+		case <-s.overseer.wake:
+			s.watchAnswers()
+			s.crowded.Store(false)
+		}
+	}
+}
+
+// watchAnswers checks the answers under way until there are none.
+func (s *Server) watchAnswers() {
+	o := &s.overseer
+	tick := time.NewTicker(restingInterval)
+	defer tick.Stop()
+	for quiet := 0; quiet < checksToSleep; quiet++ {
 		select {
 		case <-s.base.Done():
 			return
-		case <-s.overseer.wake:
-		}
-		tick := time.NewTicker(overseerInterval)
-		for quiet := 0; quiet < overseerIdleChecks && s.base.Err() == nil; quiet++ {
-			<-tick.C
+		case <-tick.C:
 			if s.passOnSlowReaders() {
 				quiet = 0
 			}
+			continue
+		case <-o.hasten:
 		}
-		tick.Stop()
-		s.crowded.Store(false)
+		o.hurried.Store(true)
+		tick.Reset(overseerInterval)
+		for quiet = 0; quiet < checksToRest && s.base.Err() == nil; quiet++ {
+			<-tick.C
+			if s.passOnSlowReaders() || o.deciding.Swap(false) {
+				quiet = 0
+			}
+		}
+		o.hurried.Store(false)
+		tick.Reset(restingInterval)
+		quiet = 0
 	}
 }
 

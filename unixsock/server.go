@@ -80,7 +80,7 @@ func (s *Server) init() {
 		s.listeners = make(map[net.Listener]struct{})
 		s.refusals = make(chan refusal, maxRefusals)
 		s.users = make(map[account]*user)
-		s.overseer.wake = make(chan struct{}, 1)
+		s.overseer.wake, s.overseer.hasten = make(chan struct{}, 1), make(chan struct{}, 1)
 		s.gates = [2]gates{newGates(), newGates()}
 		if s.Log == nil {
 			s.Log = slog.New(slog.DiscardHandler)

@@ -359,13 +359,26 @@ func TestManyDescriptors(t *testing.T) {
 
 func TestCancelReachesTheBackend(t *testing.T) {
 	started, ended := make(chan struct{}), make(chan error, 1)
-	backend := &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire, _ []*os.File,
-		_ func(*wire.Progress)) (Answer, error) {
+	cancelReaches(t, &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire,
+		_ []*os.File, _ func(*wire.Progress)) (Answer, error) {
 		close(started)
 		<-ctx.Done()
 		ended <- ctx.Err()
 		return Answer{}, ctx.Err()
-	}}
+	}}, started, ended)
+}
+
+// An answer from memory is fast, unless the disk does not answer.
+func TestCancelReachesAnAnswerFromMemory(t *testing.T) {
+	started, ended := make(chan struct{}), make(chan error, 1)
+	cancelReaches(t, &standIn{remembered: func(ctx context.Context) {
+		close(started)
+		<-ctx.Done()
+		ended <- ctx.Err()
+	}}, started, ended)
+}
+
+func cancelReaches(t *testing.T, backend *standIn, started <-chan struct{}, ended <-chan error) {
 	c := dial(t, serve(t, backend, limits{}))
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { <-started; cancel() }()
