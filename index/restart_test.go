@@ -660,6 +660,34 @@ func TestAJobIsSavedThoughTooManyRowsArePending(t *testing.T) {
 	closeSound(t, x)
 }
 
+// A build whose use has to be read from a disk that does not answer delays no hit of another build.
+func TestHitsAreCountedWhileAnotherUseIsRead(t *testing.T) {
+	x := open(t, memoryDir(t))
+	known, read := BuildID{1}, BuildID{2}
+	x.Uses.Add(known, time.Now(), 1, 0)
+	x.rows.mu.Lock() // as long as the disk does not answer
+	begun, counted := make(chan bool), make(chan bool)
+	go func() {
+		close(begun)
+		x.Uses.Add(read, time.Now(), 1, 0)
+		close(counted)
+	}()
+	<-begun
+	free := true
+	for range 100 {
+		if free = free && x.Uses.mu.TryLock(); free {
+			x.Uses.mu.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+	}
+	x.rows.mu.Unlock()
+	<-counted
+	require.True(t, free, "the lock is held while a row is read")
+	_, hits := x.Uses.LastUse(read)
+	require.EqualValues(t, 1, hits)
+	closeSound(t, x)
+}
+
 // A value that is dropped as soon as it can be read stays away, also if its durable save has not
 // returned by then.
 func TestDroppedMemoIsNotSavedAgain(t *testing.T) {

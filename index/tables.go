@@ -94,8 +94,9 @@ func (s stamps) ForgetStamp(d cas.Digest) error {
 // all hits between two flushes.
 type Uses struct {
 	table  Table
-	mu     sync.Mutex // guards latest
+	mu     sync.Mutex // guards the next two fields; never held while a row is read
 	latest map[BuildID]Usage
+	saves  uint64 // number of times that entries have left latest for the table
 }
 
 // clockSlack is how far in the future a last use may be before it counts as a wrong clock.
@@ -103,9 +104,8 @@ const clockSlack = 24 * time.Hour
 
 // Add counts hits of a build, the latest at the time at, and the compile time that they saved.
 func (us *Uses) Add(id BuildID, at time.Time, hits uint64, savedSeconds float64) {
-	us.mu.Lock()
+	u := us.lockedUsage(id)
 	defer us.mu.Unlock()
-	u := us.usageLocked(id)
 	if at.After(u.Last) || u.Last.Sub(at) > clockSlack {
 		u.Last = at
 	}
@@ -129,6 +129,7 @@ func (us *Uses) saveLocked() {
 		_ = us.table.Save(id[:], encodeUse(u)) // cannot fail: the row is small
 	}
 	clear(us.latest)
+	us.saves++
 }
 
 func (us *Uses) forget(id BuildID) {
@@ -136,6 +137,7 @@ func (us *Uses) forget(id BuildID) {
 	defer us.mu.Unlock()
 	delete(us.latest, id)
 	us.table.Drop(id[:])
+	us.saves++
 }
 
 // LastUse returns when the build was used last and how often; zero if never, or if it was lost.
@@ -145,18 +147,27 @@ func (us *Uses) LastUse(id BuildID) (time.Time, uint64) {
 }
 
 func (us *Uses) usageOf(id BuildID) Usage {
-	us.mu.Lock()
-	defer us.mu.Unlock()
-	return us.usageLocked(id)
+	u := us.lockedUsage(id)
+	us.mu.Unlock()
+	return u
 }
 
-func (us *Uses) usageLocked(id BuildID) Usage {
-	u, ok := us.latest[id]
-	if !ok {
+// lockedUsage returns the usage of a build with mu locked. It reads the row before, because a slow
+// disk must not delay the hits of other builds.
+func (us *Uses) lockedUsage(id BuildID) Usage {
+	us.mu.Lock()
+	for {
+		if u, ok := us.latest[id]; ok {
+			return u
+		}
+		saves := us.saves
+		us.mu.Unlock()
 		v, _ := us.table.Get(id[:])
-		u = decodeUse(v)
+		us.mu.Lock()
+		if _, ok := us.latest[id]; !ok && us.saves == saves {
+			return decodeUse(v)
+		}
 	}
-	return u
 }
 
 // Counters counts events of the whole store since the database was made.
