@@ -203,6 +203,12 @@ func recipeDir(dir string, d cas.Digest) string {
 // noteRecipe records a recipe. With certain no earlier one can come back after a crash, so their
 // bases are released.
 func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
+	p := Packed{Size: r.Size, Stored: stored, Bases: slices.Clone(r.Bases),
+		Taken: r.BytesPerBase(), Literals: r.Literals}
+	if r.Frames != nil {
+		p.Compressed = r.Frames.Size
+	}
+	p.Disk, _ = cas.DiskBytes(s.path(r.Blob)) // 0 if it was just removed
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if certain {
@@ -210,12 +216,6 @@ func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	} else if was, ok := s.packed[r.Blob]; ok {
 		s.removing[r.Blob] = append(s.removing[r.Blob], was.Bases...)
 	}
-	p := Packed{Size: r.Size, Stored: stored, Bases: slices.Clone(r.Bases),
-		Taken: r.BytesPerBase(), Literals: r.Literals}
-	if r.Frames != nil {
-		p.Compressed = r.Frames.Size
-	}
-	p.Disk, _ = cas.DiskBytes(s.path(r.Blob)) // 0 if it was just removed
 	s.packed[r.Blob] = p
 	for _, c := range r.Bases {
 		if s.users[c.Digest] == nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -141,4 +142,28 @@ func TestAccountIsExactWhileBlobsArePackedAndUnpacked(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A sum that reads a disk which does not answer blocks no call that needs none.
+func TestAccountIsNotLockedWhileTheDiskIsRead(t *testing.T) {
+	b := newBench(t)
+	defer b.accountByForm(b.put(noise(1, 100)))()
+	b.memory.mu.Lock() // as long as the disk does not answer
+	begun, read := make(chan bool), make(chan error)
+	go func() {
+		close(begun)
+		_, err := b.Space(true)
+		read <- err
+	}()
+	<-begun
+	free := true
+	for range 100 {
+		if free = free && b.account.mu.TryLock(); free {
+			b.account.mu.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+	}
+	b.memory.mu.Unlock()
+	require.NoError(t, <-read)
+	require.True(t, free)
 }

@@ -276,9 +276,10 @@ func (p *Space) Sum() int64 { return p.Recipes + p.Bases + p.Copies }
 
 // account caches the Space for a short time, because each stored build needs it.
 type account struct {
-	mu   sync.Mutex
-	at   time.Time // guarded by mu
-	last Space     // guarded by mu
+	mu      sync.Mutex // guards the next three fields; never held while the disk is read
+	at      time.Time
+	last    Space
+	changes uint64
 
 	movingBlobs movingBlobs
 }
@@ -361,6 +362,7 @@ func (a *account) changed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.at = time.Time{}
+	a.changes++
 }
 
 // accountLifetime is how long the cached Space is used.
@@ -371,12 +373,22 @@ const accountLifetime = time.Second
 func (s *Store) Space(fresh bool) (Space, error) {
 	a := &s.account
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !fresh && !a.at.IsZero() && time.Since(a.at) < accountLifetime {
-		return a.last, nil
+	at, last, changes := a.at, a.last, a.changes
+	a.mu.Unlock()
+	if !fresh && !at.IsZero() && time.Since(at) < accountLifetime {
+		return last, nil
 	}
-	var now Space
-	err := s.recipeStore.Walk(context.Background(), func(_ cas.Digest, p dedupe.Packed) error {
+	now, err := s.sumSpace()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil && a.changes == changes {
+		a.at, a.last = time.Now(), now
+	}
+	return now, err
+}
+
+func (s *Store) sumSpace() (now Space, err error) {
+	err = s.recipeStore.Walk(context.Background(), func(_ cas.Digest, p dedupe.Packed) error {
 		now.Recipes += p.Disk
 		return nil
 	})
@@ -386,7 +398,7 @@ func (s *Store) Space(fresh bool) (Space, error) {
 	counted := make(map[cas.Digest]bool)
 	// Bases first, because a blob that ceases to be a base in between is then among the moving
 	// ones.
-	for _, d := range slices.Concat(s.recipeStore.Bases(), a.movingBlobs.all()) {
+	for _, d := range slices.Concat(s.recipeStore.Bases(), s.account.movingBlobs.all()) {
 		_, needed, err := s.memory.DiskBytes(d)
 		if err != nil {
 			return now, err
@@ -401,9 +413,6 @@ func (s *Store) Space(fresh bool) (Space, error) {
 		now.Copies += disk
 		return nil
 	})
-	if err == nil {
-		a.at, a.last = time.Now(), now
-	}
 	return now, err
 }
 
