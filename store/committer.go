@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -24,9 +23,10 @@ type committer struct {
 
 // commitRequest has the changes that one caller submits.
 type commitRequest struct {
-	marks  []*index.Mark
-	builds []*change
-	done   chan struct{} // closed when all changes are durable or have failed
+	marks   []*index.Mark
+	mayMark func() error // called right before the marks; its error prevents them; may be nil
+	builds  []*change
+	done    chan struct{} // closed when all changes are durable or have failed
 }
 
 // change is a build that is published or retracted.
@@ -103,7 +103,18 @@ func (c *committer) commitBatch(batch []*commitRequest) {
 	var marks []*index.Mark
 	var builds []*change
 	for _, h := range batch {
-		marks, builds = append(marks, h.marks...), append(builds, h.builds...)
+		builds = append(builds, h.builds...)
+		if h.mayMark != nil {
+			c.index.Journal.Mark(marks) // because mayMark has to see them
+			marks = nil
+			if err := h.mayMark(); err != nil {
+				for _, m := range h.marks {
+					m.Err = err
+				}
+				continue
+			}
+		}
+		marks = append(marks, h.marks...)
 	}
 	c.index.Journal.Mark(marks)
 	builds = slices.DeleteFunc(builds, func(one *change) bool {
@@ -124,11 +135,12 @@ func (c *committer) commitBatch(batch []*commitRequest) {
 	}
 }
 
-// mark records states and pins of builds, durably when it returns.
-func (c *committer) mark(ctx context.Context, marks ...*index.Mark) error {
-	err := c.commit(ctx, &commitRequest{marks: marks})
-	for _, m := range marks {
-		err = cmp.Or(err, m.Err)
+// mark records states and pins of builds, durably when it returns, unless may, which may be nil,
+// fails.
+func (c *committer) mark(ctx context.Context, may func() error, marks ...*index.Mark) error {
+	err := c.commit(ctx, &commitRequest{marks: marks, mayMark: may})
+	for i := 0; err == nil && i < len(marks); i++ { // else the committer may still write to them
+		err = marks[i].Err
 	}
 	return err
 }

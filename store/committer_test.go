@@ -98,3 +98,73 @@ func TestBatchWaitsForStagedPublications(t *testing.T) {
 		n = len(c.batch(&commitRequest{}))
 	}
 }
+
+// holdCommitter keeps the committer busy until release is called.
+func holdCommitter(t *testing.T, st *Store) (release func()) {
+	t.Helper()
+	held, free := make(chan struct{}), make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		_ = st.committer.commit(context.Background(), &commitRequest{builds: []*change{{
+			Change: &index.Change{}, may: func() bool {
+				close(held)
+				<-free
+				return false
+			}}}})
+	})
+	<-held
+	return sync.OnceFunc(func() {
+		close(free)
+		done.Wait()
+	})
+}
+
+// A pin that waits for an earlier one ends with its context.
+func TestPinWaitsAtMostUntilItsContextEnds(t *testing.T) {
+	st := openBench(t)
+	b := publishOne(t, st)
+	release := holdCommitter(t, st)
+	defer release()
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- st.Pin(context.Background(), b.ID, &index.Pin{}) }()
+	time.Sleep(20 * time.Millisecond) // so that it comes first
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	go func() { second <- st.Pin(ctx, b.ID, &index.Pin{}) }()
+	select {
+	case err := <-second:
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	case <-time.After(10 * time.Second):
+		t.Error("it waits although its context has ended")
+	}
+	release()
+	require.NoError(t, <-first)
+}
+
+// Pins of one batch are checked against the share one after the other.
+func TestPinsOfOneBatchStayWithinTheShare(t *testing.T) {
+	st := openBench(t)
+	st.options.Bound = func(uid uint32) bool { return uid == 7 }
+	st.SetSettings(Settings{Space: SpaceOptions{Budget: Amount{Bytes: 1 << 30},
+		UserShare: Amount{Bytes: 100 << 10}}}) // of builds with 66 KiB
+	builds := []*index.Build{publishOne(t, st), publishOne(t, st), publishOne(t, st)}
+	release := holdCommitter(t, st)
+	defer release()
+	errs := make(chan error, len(builds))
+	for i, b := range builds {
+		go func() {
+			errs <- st.Pin(context.Background(), b.ID, &index.Pin{UID: []uint32{7, 7, 8}[i]})
+		}()
+	}
+	time.Sleep(20 * time.Millisecond) // so that they wait together
+	release()
+	failed := 0
+	for range builds {
+		if err := <-errs; err != nil {
+			require.ErrorContains(t, err, "uid 7 has pinned")
+			failed++
+		}
+	}
+	require.Equal(t, 1, failed)
+	require.Len(t, st.index.Journal.PinnedBuilds(), 2)
+}

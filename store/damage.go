@@ -79,7 +79,7 @@ func (st *Store) QuarantineAll(all []packing.Damage) (err error) {
 // build gets a new view. If the state cannot be stored, the error is logged and returned, and the
 // build is withheld until the daemon ends.
 func (st *Store) Withhold(id index.BuildID, state, reason string) error {
-	failed := st.committer.mark(context.Background(),
+	failed := st.committer.mark(context.Background(), nil,
 		&index.Mark{ID: id, State: &index.State{Name: state, Reason: reason, At: st.now()}})
 	if failed != nil {
 		st.log.Error("cannot record the state of a build", "build", id.String(), "error", failed)

@@ -14,29 +14,28 @@ func (st *Store) Pin(ctx context.Context, id index.BuildID, pin *index.Pin) erro
 	if pin != nil {
 		return movePin(ctx, st, id, pin, id)
 	}
-	return st.committer.mark(ctx, &index.Mark{ID: id})
+	return st.committer.mark(ctx, nil, &index.Mark{ID: id})
 }
 
 // movePin pins a build instead of another one, which may be the same.
 func movePin(ctx context.Context, st *Store, id index.BuildID, pin *index.Pin,
 	from index.BuildID) error {
-	st.pinning.Lock()
-	defer st.pinning.Unlock()
-	if err := mayPin(st, id, pin.UID, from); err != nil {
+	bounds, err := st.Bounds()
+	if err != nil {
 		return err
+	}
+	var may func() error
+	if bounds.shares(pin.UID) {
+		may = func() error { return mayPin(st, id, pin.UID, from, bounds.Share) }
 	}
 	marks := []*index.Mark{{ID: id, Pin: pin}}
 	if from != id {
 		marks = append(marks, &index.Mark{ID: from})
 	}
-	return st.committer.mark(ctx, marks...)
+	return st.committer.mark(ctx, may, marks...)
 }
 
-func mayPin(st *Store, id index.BuildID, uid uint32, from index.BuildID) error {
-	bounds, err := st.Bounds()
-	if err != nil || !bounds.shares(uid) {
-		return err
-	}
+func mayPin(st *Store, id index.BuildID, uid uint32, from index.BuildID, share int64) error {
 	bytes := func(id index.BuildID) (sum int64) {
 		b, _ := st.index.Get(id) // zero if it was just removed
 		for i := range b.Files {
@@ -50,10 +49,10 @@ func mayPin(st *Store, id index.BuildID, uid uint32, from index.BuildID) error {
 			has += bytes(one)
 		}
 	}
-	if has+more > bounds.Share {
+	if has+more > share {
 		return NoSpace("it has %s, and uid %d has pinned %s of at most %s (its share of the "+
 			"budget)",
-			bytesize.Text(more), uid, bytesize.Text(has), bytesize.Text(bounds.Share)).
+			bytesize.Text(more), uid, bytesize.Text(has), bytesize.Text(share)).
 			WithHint("unpin other builds: epcachectl unpin; or raise user_share in [space]")
 	}
 	return nil

@@ -76,7 +76,6 @@ type Store struct {
 	collector    *Collector
 	packer       *Packer
 	reopenNeeded chan string
-	pinning      sync.Mutex     // one pin at a time, because it is checked against the share first
 	work         sync.WaitGroup // the background work
 }
 
