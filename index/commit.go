@@ -49,7 +49,7 @@ func (x *Index) Stage(ctx context.Context, b Build) (*Change, error) {
 // manifests decide which builds exist, and not the database. If the database cannot store a
 // published build, for example on a full disk, the manifest is removed again. After a failed
 // retraction the build may or may not exist, and can be retracted again. After a successful one its
-// blobs and views may be removed. A retraction adds an event to the history of the request.
+// blobs and views may be removed.
 func (x *Index) Commit(list []*Change) {
 	x.manifests.changing.Lock()
 	defer x.manifests.changing.Unlock()
@@ -81,8 +81,12 @@ func (x *Index) Commit(list []*Change) {
 	}
 	list = slices.DeleteFunc(list, undone)
 	x.account(list)
+}
+
+// NoteRetracted adds an event to the history of the request of each build that Commit retracted.
+func (x *Index) NoteRetracted(list []*Change) {
 	for _, c := range list {
-		if b := &c.build; !c.publish {
+		if b := &c.build; !c.publish && c.Err == nil {
 			note := Event{At: x.now(), Kind: "retracted", RequestKey: b.RequestKey, BuildID: b.ID,
 				Text: c.Why, BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
 				By: fmt.Sprintf("uid:%d", b.UID)}

@@ -166,6 +166,7 @@ func (x *Index) Publish(ctx context.Context, b Build) error {
 func (x *Index) Retract(_ context.Context, id BuildID, why string) error {
 	c := &Change{ID: id, Why: why}
 	x.Commit([]*Change{c})
+	x.NoteRetracted([]*Change{c})
 	return c.Err
 }
 

@@ -130,6 +130,7 @@ func (c *committer) commitBatch(batch []*commitRequest) {
 			one.then()
 		}
 	}
+	c.index.NoteRetracted(changes)
 	for _, h := range batch {
 		close(h.done)
 	}

@@ -168,3 +168,23 @@ func TestPinsOfOneBatchStayWithinTheShare(t *testing.T) {
 	require.Equal(t, 1, failed)
 	require.Len(t, st.index.Journal.PinnedBuilds(), 2)
 }
+
+// Removed bytes are in an account before the event, because writing that may take long.
+func TestRemovedBytesAreCountedBeforeTheEvent(t *testing.T) {
+	var st *Store
+	var removing []int64
+	st = openBench(t, func(o *Options) {
+		o.Heard = func(e index.Event) {
+			if e.Kind == "retracted" {
+				st.ledger.mu.Lock()
+				defer st.ledger.mu.Unlock()
+				removing = append(removing, st.ledger.removing)
+			}
+		}
+	})
+	list := []Removal{{Build: publishOne(t, st), Why: "test"}}
+	require.NoError(t, st.RemoveAll(list))
+	require.NoError(t, list[0].Err)
+	require.Len(t, removing, 1)
+	require.GreaterOrEqual(t, removing[0], int64(66<<10))
+}

@@ -18,11 +18,14 @@ import (
 )
 
 // openBench opens a store that no other process uses.
-func openBench(b testing.TB) *Store {
-	st, err := Open(filepath.Join(b.TempDir(), "state"),
-		Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
-			OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {},
-			Compiling: func() bool { return false }})
+func openBench(b testing.TB, adjust ...func(*Options)) *Store {
+	o := Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		OnPublished: func(*index.Build, uint32) {}, OnWithheld: func(*index.Build) {},
+		Compiling: func() bool { return false }}
+	for _, one := range adjust {
+		one(&o)
+	}
+	st, err := Open(filepath.Join(b.TempDir(), "state"), o)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, st.Close()) })
 	return st
