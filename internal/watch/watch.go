@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -67,6 +68,7 @@ type subject struct {
 	end   context.CancelFunc
 	signs chan struct{} // has a token after an event
 	isSet chan struct{} // has a token after a change of the paths
+	mode  atomic.Value  // string, as Mode returns it; empty until the first Set returns
 
 	mu       sync.Mutex // guards the fields below; held during a snapshot
 	paths    []string
@@ -176,15 +178,8 @@ func (w *Watcher) Mode(name string) string {
 	if s == nil {
 		return ""
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.last == nil {
-		return "" // Set has not returned yet
-	}
-	if s.last.unwatched != "" {
-		return "polled: " + s.last.unwatched
-	}
-	return "inotify"
+	mode, _ := s.mode.Load().(string)
+	return mode
 }
 
 // Close stops watching, and returns when all goroutines have ended. A file system that does not
@@ -307,6 +302,10 @@ func (w *Watcher) look(s *subject, common bool) {
 	began, before := time.Now(), s.last
 	s.signed = false
 	s.last = w.directories.snapshot(s, s.paths)
+	s.mode.Store("inotify")
+	if s.last.unwatched != "" {
+		s.mode.Store("polled: " + s.last.unwatched)
+	}
 	s.ended = time.Now()
 	s.duration = s.ended.Sub(began)
 	before = cmp.Or(before, &snapshot{stamps: s.last.stamps})

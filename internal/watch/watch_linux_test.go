@@ -314,3 +314,21 @@ func (r *rig) calmly(done func() bool) {
 		}
 	}
 }
+
+// A file system that does not answer does not delay the question how it is watched.
+func TestModeIsKnownDuringASnapshot(t *testing.T) {
+	r := newRig(t)
+	r.write("ep.so", "one")
+	r.set("ep", "ep.so")
+	s := r.w.subject("ep", true)
+	s.mu.Lock() // a snapshot
+	mode := make(chan string, 1)
+	go func() { mode <- r.w.Mode("ep") }()
+	select {
+	case how := <-mode:
+		require.Equal(t, "inotify", how)
+	case <-time.After(5 * time.Second):
+		t.Error("Mode waits for the snapshot")
+	}
+	s.mu.Unlock()
+}
