@@ -113,6 +113,7 @@ func TestReportsOfASoundBuildChangeNothing(t *testing.T) {
 		require.Equal(t, reports.DecidedSound, d.Decision, d.Text)
 		require.Equal(t, index.Current, d.State)
 		require.Contains(t, d.Hint, "provider options")
+		require.NotContains(t, d.Hint, "again", "the same build would be served")
 	}
 	require.Greater(t, busy, 900)
 	require.EqualValues(t, 1, b.checks.Load(), "no worker for each report")

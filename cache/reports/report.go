@@ -279,7 +279,7 @@ func (rs *Reports) applyDecision(from reporter, b *index.Build, class rules.Clas
 	case Loads:
 		ds.endForUser(b.ID, from.uid)
 		d := soundReply("its bytes are intact, and "+x.Text, "")
-		if class.Hint != "" && !strings.HasPrefix(class.Hint, "ask again") {
+		if class.Hint != "" {
 			d.Hint += "; " + class.Hint
 		}
 		if x.Level == "disable_all" && b.GraphOptimizationLevel != x.Level {
