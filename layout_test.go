@@ -100,7 +100,7 @@ var allowed = map[string][]string{
 		"internal/bytesize", "internal/keyed", "internal/memo", "internal/sparse",
 		"internal/filestamp", "store", "cache/build", "cache/workspace", "portable",
 		"cache/trust", "unixsock/wire"},
-	"cache/trust": {"cache/event", "index", "internal/memo", "portable", "store"},
+	"cache/trust": {"cache/event", "index", "internal/keyed", "internal/memo", "portable", "store"},
 	// index and views: for the build that a job brings
 	"cache/jobs": {"cas", "index", "internal/apierr", "internal/memo",
 		"store/views", "unixsock/wire"},

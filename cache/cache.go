@@ -427,8 +427,8 @@ func (c *Cache) openAnswering() {
 		Warnings: func(id index.BuildID) []string { return c.gains.ForBuild(id).Warnings() }})
 	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.keptSources, Log: c.log,
 		Acquire: c.acquireResumed}
-	c.trust = trust.New(trust.Options{Store: c.Store, Now: c.now, Log: c.log,
-		Warn: func() bool { return c.settings.Load().WarnExpired }})
+	c.trust = &trust.Documents{Options: trust.Options{Store: c.Store, Now: c.now, Log: c.log,
+		Warn: func() bool { return c.settings.Load().WarnExpired }}}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Kept: c.keptSources, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,

@@ -18,6 +18,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/store"
@@ -33,21 +34,18 @@ type Options struct {
 	Warn func() bool
 }
 
-// Documents has the latest accepted document of each root key.
+// Documents has the latest accepted document of each root key. Set its Options before use.
 type Documents struct {
 	Options
 
-	mu    sync.Mutex
-	known map[string]*taken // by the id of the root key; nil: there is none
+	keeping keyed.Locks[string] // of a root key, while its document is stored
+	known   sync.Map            // *taken by the id of the root key; nil: there is none
 }
 
 type taken struct {
 	raw []byte
 	*portable.Document
 }
-
-// New returns Documents.
-func New(o Options) *Documents { return &Documents{Options: o, known: make(map[string]*taken)} }
 
 // Roots returns the root keys among the keys. An expired one signs no document any more, and what
 // its last one revokes stays revoked.
@@ -70,10 +68,10 @@ func (ds *Documents) Parse(raw []byte, keys []*portable.Key) (*portable.Document
 // another machine is accepted until a document arrives.
 func memoKey(root string) string { return "trust:" + root }
 
-// document returns the document of a root key, nil if there is none. The caller holds mu.
+// document returns the document of a root key, nil if there is none.
 func (ds *Documents) document(root *portable.Key) *taken {
-	if d, read := ds.known[root.ID]; read {
-		return d
+	if d, read := ds.known.Load(root.ID); read {
+		return d.(*taken)
 	}
 	var out *taken
 	raw, _ := memo.Recall[[]byte](&ds.Store.Index().Memos, memoKey(root.ID))
@@ -81,14 +79,12 @@ func (ds *Documents) document(root *portable.Key) *taken {
 	if err == nil && d.Sequence >= ds.Store.Index().Journal.TrustSequence(root.ID) {
 		out = &taken{raw, d}
 	}
-	ds.known[root.ID] = out
-	return out
+	found, _ := ds.known.LoadOrStore(root.ID, out)
+	return found.(*taken)
 }
 
 // Known returns the documents of the root keys among the keys, encoded.
 func (ds *Documents) Known(keys []*portable.Key) (raw [][]byte) {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
 	for _, root := range Roots(keys) {
 		if d := ds.document(root); d != nil {
 			raw = append(raw, d.raw)
@@ -104,7 +100,7 @@ func (ds *Documents) Take(ctx context.Context, raw []byte, keys []*portable.Key)
 	if err != nil {
 		return err
 	}
-	if fresh, err := ds.keep(root, raw, d); err != nil || !fresh {
+	if fresh, err := ds.keep(ctx, root, raw, d); err != nil || !fresh {
 		return err
 	}
 	ds.Store.RecordEvent(index.Event{Kind: event.Trust, Text: fmt.Sprintf(
@@ -114,10 +110,13 @@ func (ds *Documents) Take(ctx context.Context, raw []byte, keys []*portable.Key)
 }
 
 // keep stores a document as the latest of its root key. fresh reports whether it is new.
-func (ds *Documents) keep(root *portable.Key, raw []byte, d *portable.Document) (fresh bool,
-	err error) {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
+func (ds *Documents) keep(ctx context.Context, root *portable.Key, raw []byte,
+	d *portable.Document) (fresh bool, err error) {
+	leave, err := ds.keeping.Lock(ctx, root.ID)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
 	have, journal := ds.document(root), ds.Store.Index().Journal
 	seen := journal.TrustSequence(root.ID)
 	switch {
@@ -136,7 +135,7 @@ func (ds *Documents) keep(root *portable.Key, raw []byte, d *portable.Document) 
 	if err := memo.Save(&ds.Store.Index().Memos, memoKey(root.ID), raw); err != nil {
 		ds.Log.Warn("a trust document is not kept over a restart", "error", err)
 	}
-	ds.known[root.ID] = &taken{raw, d}
+	ds.known.Store(root.ID, &taken{raw, d})
 	return true, nil
 }
 
@@ -144,8 +143,6 @@ func (ds *Documents) keep(root *portable.Key, raw []byte, d *portable.Document) 
 // revokes it, or a key that signed it.
 func (ds *Documents) Why(keys []*portable.Key, keyIDs string, manifest portable.Digest,
 	build portable.Hash) string {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
 	for _, root := range Roots(keys) {
 		if d := ds.document(root); d != nil {
 			if why := d.Why(keyIDs, manifest, build); why != "" {
@@ -177,8 +174,6 @@ func (ds *Documents) Of(keys []*portable.Key, threshold int) *portable.Trust {
 // why no build of another machine is accepted, "" if builds are or if there is no root key among
 // the keys.
 func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.Time, why string) {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
 	for _, root := range Roots(keys) {
 		d := ds.document(root)
 		switch {
