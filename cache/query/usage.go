@@ -135,8 +135,9 @@ func (q *Queries) usageFrom(ctx context.Context, after string) (*wire.UsageReply
 	id, at, _ := strings.Cut(after, "-")
 	from, err := strconv.ParseUint(at, 10, 32)
 	q.usages.mu.Lock()
-	defer q.usages.mu.Unlock()
-	for _, l := range q.usages.lists {
+	lists := q.usages.lists // never changed in place
+	q.usages.mu.Unlock()
+	for _, l := range lists {
 		if l.id == id && err == nil && from < uint64(len(l.rows)) && ctx.Err() == nil {
 			u := &wire.UsageReply{}
 			q.usagePage(u, l, int(from))

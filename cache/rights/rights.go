@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -180,8 +181,12 @@ func (l *Limiter) forget(now time.Time) {
 type Owners struct {
 	Path string // of the file; "": SubUIDs
 
-	mu     sync.Mutex
-	at     time.Time // mtime of the file when it was read; guarded by mu
+	read atomic.Pointer[subUIDs] // nil until the file is read
+}
+
+// subUIDs is the content of the file, and its mtime when it was read.
+type subUIDs struct {
+	at     time.Time
 	ranges []uidRange
 }
 
@@ -198,21 +203,21 @@ const maxSubuid = 1 << 20
 
 // OwnerOf returns the owner of a uid: the uid itself, unless it lies in the range of another user.
 func (o *Owners) OwnerOf(uid uint32) uint32 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	path := cmp.Or(o.Path, SubUIDs)
 	info, err := os.Stat(path)
 	if err != nil || info.Size() > maxSubuid {
 		return uid // most machines without containers have no such file
 	}
-	if !info.ModTime().Equal(o.at) {
+	known := o.read.Load()
+	if known == nil || !info.ModTime().Equal(known.at) {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return uid
 		}
-		o.ranges, o.at = parseSubuid(text, uidByName), info.ModTime()
+		known = &subUIDs{info.ModTime(), parseSubuid(text, uidByName)}
+		o.read.Store(known)
 	}
-	for _, r := range o.ranges {
+	for _, r := range known.ranges {
 		if uint64(uid) >= r.start && uint64(uid)-r.start < r.count {
 			return r.owner
 		}

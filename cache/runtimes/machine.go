@@ -118,6 +118,7 @@ func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 		d := &drivers[i]
 		d.version, d.err = d.read(ctx)
 	}
+	own := readMachine()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := m.current.Load()
@@ -126,7 +127,7 @@ func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 	}) {
 		if before == nil {
 			// ID must not block until the Refresh that SetSources' caller begins
-			m.noteFirst(m.stamp())
+			m.noteFirst(m.stamp(own))
 		}
 		return nil
 	}
@@ -141,7 +142,7 @@ func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 		}
 	}
 	m.drivers = drivers
-	after := m.stamp()
+	after := m.stamp(own)
 	if before == nil {
 		m.noteFirst(after)
 		return nil
@@ -153,9 +154,8 @@ func (m *Machine) Refresh(ctx context.Context) (changes []string) {
 	return changes
 }
 
-// stamp is called with mu held.
-func (m *Machine) stamp() MachineID {
-	own := readMachine()
+// stamp adds the drivers to the machine's own facts. The caller holds mu.
+func (m *Machine) stamp(own [32]byte) MachineID {
 	b := bytes.NewBuffer(own[:])
 	for _, d := range m.drivers {
 		fmt.Fprintf(b, "%s\x00%s\x00", d, d.version)
