@@ -266,7 +266,8 @@ def _check_execution_providers(found: list[Finding], socket: str, built_in: list
 def _execution_provider(package: str, result: dict[str, Any]) -> Finding:
     subject = result["name"]
     if error := result.get("error"):
-        severity = WARNING if "no device" in error else PROBLEM
+        no_device = result.get("facts", {}).get("devices") == "0"
+        severity = WARNING if no_device else PROBLEM
         return Finding(severity, subject, f"{package}: {error}", result.get("hint", ""))
     text = (
         f"{result['library']}, version {result['version'] or 'unknown'}, on "

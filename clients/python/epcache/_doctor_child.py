@@ -71,7 +71,7 @@ def _provider(name: str, socket: str) -> dict[str, Any]:
     try:
         plugin = _plugins.plugin(ExecutionProvider(name))
     except _errors.Unavailable as error:
-        return {"error": error.text, "hint": error.hint}
+        return {"error": error.text, "hint": error.hint, "facts": error.facts}
     told: dict[str, Any] = {
         "library": plugin.library.path if plugin.library else "",
         "version": plugin.version,

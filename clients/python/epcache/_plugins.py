@@ -183,6 +183,7 @@ def _devices(ep: ExecutionProvider) -> list[Any]:
         raise _errors.Unavailable(
             f"{ep.name} lists no device on this machine",
             "its drivers may be missing, or it may not support this processor",
+            {"devices": "0"},
         )
     return found
 

@@ -19,6 +19,7 @@ pytest.importorskip(
     "onnxruntime", reason="needs a runtime: EPCACHED_RUNTIMES, see testdata/fetch-runtimes"
 )
 
+from epcache import _doctor  # noqa: E402
 from providers import OPENVINO  # noqa: E402
 
 CLIENT = str(Path(__file__).parent.parent)
@@ -163,6 +164,12 @@ def test_broken_packages_are_reported(tmp_path: Path, openvino: None) -> None:
     assert "SIGSEGV" in crash["text"]
     assert raised["text"] == "RuntimeError: half installed"
     assert found[OPENVINO.name]["severity"] == "ok"
+
+
+@pytest.mark.parametrize(("devices", "severity"), [("0", "warning"), ("1", "problem")])
+def test_only_a_missing_device_is_a_warning(devices: str, severity: str) -> None:
+    result = {"name": "EP", "error": "no device driver answers", "facts": {"devices": devices}}
+    assert _doctor._execution_provider("package", result).severity == severity
 
 
 def test_wrong_usage() -> None:
