@@ -182,6 +182,17 @@ func TestArchitectureIsOnePageOfNamesThatExist(t *testing.T) {
 		}
 	}
 	require.Greater(t, found, 30)
+	for _, p := range packages(t, "-deps", "./cmd/...") {
+		name, ours := strings.CutPrefix(p.ImportPath, module)
+		if !ours || slices.Contains(strings.Split(name, "/"), "internal") {
+			continue
+		}
+		parent := path.Dir(name) // names its packages in its comment, except for the largest ones
+		ok := strings.Contains(string(text), "`"+name+"`") ||
+			!slices.Contains([]string{"cache", "store", "cmd", "."}, parent) &&
+				strings.Contains(string(text), "`"+parent+"`")
+		require.True(t, ok, "it does not name package %s", name)
+	}
 }
 
 // generated is made from docstrings, so it is not counted.
