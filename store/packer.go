@@ -354,8 +354,8 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 		}
 		for _, id := range ids {
 			// otherwise it was just removed
-			if b, err := s.st.index.Get(id); err == nil && s.st.packer.isCold(&b, when) &&
-				s.st.packer.PackSaving(id) > 0 {
+			if b, err := s.st.index.Get(id); err == nil && s.isCold(&b, when) &&
+				s.PackSaving(id) > 0 {
 				cold[id] = true
 			}
 		}
@@ -366,7 +366,7 @@ func (s *Packer) Pack(ctx context.Context, when Packing) error {
 		if err := s.AwaitIdle(ctx); err != nil {
 			return err
 		}
-		_, err := s.st.packer.PackBuildWith(ctx, id, when, s.AwaitIdleLocked)
+		_, err := s.PackBuildWith(ctx, id, when, s.AwaitIdleLocked)
 		if err != nil && !errors.Is(err, packing.ErrInUse) && !errors.Is(err, index.ErrNotFound) {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -389,7 +389,7 @@ func (s *Packer) dropCold(ctx context.Context, after time.Duration) error {
 		return nil
 	}
 	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {
-		if cold, err := s.st.packer.allCold(d, Packing{When: PackCold, After: after}); err != nil ||
+		if cold, err := s.allCold(d, Packing{When: PackCold, After: after}); err != nil ||
 			!cold && !s.st.cas.Has(d) {
 			return err
 		}
@@ -436,10 +436,9 @@ const baseIdleTime = 24 * time.Hour
 
 // compact replaces idle bases by blobs in use, and removes bases that no build needs.
 func (s *Packer) compact(ctx context.Context, after time.Duration) error {
-	hot := func(d cas.Digest) bool { return s.st.packer.usedWithin(d, after) }
+	hot := func(d cas.Digest) bool { return s.usedWithin(d, after) }
 	idle := func(d cas.Digest) bool {
-		cold, err := s.st.packer.allCold(d,
-			Packing{When: PackCold, After: max(after, baseIdleTime)})
+		cold, err := s.allCold(d, Packing{When: PackCold, After: max(after, baseIdleTime)})
 		return err == nil && cold
 	}
 	all, err := s.st.packing.CompactableFamilies(ctx, hot, idle)

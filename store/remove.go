@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -46,9 +47,7 @@ func (st *Store) RemoveAll(list []Removal) error {
 			d.viewBytes = st.ledger.countRemoving(one.Freed)
 		}})
 	}
-	if err := st.committer.commit(context.Background(), h); err != nil {
-		return err
-	}
+	failed := st.committer.commit(context.Background(), h) // only because the store is closed
 	blobs := st.packing.Removal()
 	for i, one := range h.builds {
 		d := &list[i]
@@ -69,5 +68,5 @@ func (st *Store) RemoveAll(list []Removal) error {
 	}
 	st.views.Sweep()
 	_, err := blobs.End()
-	return err
+	return cmp.Or(failed, err)
 }
