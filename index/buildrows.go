@@ -30,7 +30,8 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 	}
 	space.Builds++
 	brief := briefOf(&b)
-	brief.manifest = x.manifestBytes(b.ID)
+	// 0 if another process has deleted it; the next start drops the build
+	brief.manifest, _ = cas.DiskBytes(x.manifests.path(b.ID))
 	space.ManifestBytes += brief.manifest
 	space.LogicalBytes += brief.LogicalBytes
 	for d, size := range b.DistinctBlobs() {
@@ -129,19 +130,7 @@ func (x *Index) blobBytes(d cas.Digest, size int64) int64 {
 	if x.MeasureDisk == nil {
 		return (size + 4095) / 4096 * 4096
 	}
-	n, err := x.MeasureDisk(d)
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
-// manifestBytes returns the bytes of a manifest on the disk.
-func (x *Index) manifestBytes(id BuildID) int64 {
-	n, err := cas.DiskBytes(x.manifests.path(id))
-	if err != nil {
-		return 0 // deleted by another process; the next start drops the build
-	}
+	n, _ := x.MeasureDisk(d)
 	return n
 }
 

@@ -5,7 +5,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"path"
+	"io/fs"
 	"strconv"
 	"strings"
 	"time"
@@ -209,7 +209,8 @@ func checkBuild(b Build) error {
 	names := make(map[string]bool, len(b.Files))
 	for _, f := range b.Files {
 		switch {
-		case !cleanName(f.Name) || names[f.Name]:
+		case !fs.ValidPath(f.Name) || f.Name == "." || strings.ContainsRune(f.Name, 0) ||
+			names[f.Name]:
 			return fmt.Errorf("file name %.80q is not clean, relative and distinct", f.Name)
 		case f.Size < 0:
 			return fmt.Errorf("file %q: size %d", f.Name, f.Size)
@@ -220,12 +221,6 @@ func checkBuild(b Build) error {
 		return fmt.Errorf("graph %.80q is not among the files", b.Graph)
 	}
 	return checkMembers(&b, names)
-}
-
-func cleanName(name string) bool {
-	return name != "" && name != "." && name != ".." && !strings.HasPrefix(name, "../") &&
-		!strings.HasPrefix(name, "/") &&
-		!strings.ContainsRune(name, 0) && path.Clean(name) == name
 }
 
 func validScope(scope string) bool {
