@@ -18,7 +18,7 @@ import (
 // in use. It reads the blobs and their bases a few times. If ctx ends, each blob is whole or
 // completely packed.
 func (p *Packer) PackBuild(ctx context.Context, id index.BuildID) (freed int64, err error) {
-	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
+	return p.packBlobs(id, func(d cas.Digest) (int64, error) {
 		return p.st.packing.Pack(ctx, d, packing.Little, nil)
 	})
 }
@@ -28,7 +28,7 @@ func (p *Packer) PackBuild(ctx context.Context, id index.BuildID) (freed int64, 
 // reads.
 func (p *Packer) PackBuildWith(ctx context.Context, id index.BuildID, when Packing,
 	gate packing.Gate) (freed int64, err error) {
-	return p.packBlobs(ctx, id, func(d cas.Digest) (int64, error) {
+	return p.packBlobs(id, func(d cas.Digest) (int64, error) {
 		if ok, err := p.allCold(d, when); !ok || err != nil ||
 			len(p.st.packing.Recipes.Users(d)) > 0 {
 			return 0, err
@@ -37,8 +37,8 @@ func (p *Packer) PackBuildWith(ctx context.Context, id index.BuildID, when Packi
 	})
 }
 
-func (p *Packer) packBlobs(ctx context.Context, id index.BuildID,
-	pack func(cas.Digest) (int64, error)) (freed int64, err error) {
+func (p *Packer) packBlobs(id index.BuildID, pack func(cas.Digest) (int64, error)) (freed int64,
+	err error) {
 	b, err := p.st.index.Get(id)
 	if err != nil {
 		return 0, err

@@ -191,8 +191,6 @@ func (j *job) trySandbox() error {
 		switch name {
 		case "Seccomp":
 			c.Seccomp = value == strconv.Itoa(unix.SECCOMP_MODE_FILTER)
-		case "NSpid":
-			c.Namespace = len(strings.Fields(value)) > 1
 		case "CapEff":
 			held, err := strconv.ParseUint(value, 16, 64)
 			c.Privileged = err != nil || held&^keptCapabilities != 0

@@ -294,7 +294,6 @@ type Confined struct {
 	Connects   bool  // it made a socket
 	Landlock   int   // ABI that the kernel offers; 0: none
 	Seccomp    bool  // a filter is in effect
-	Namespace  bool  // it has a pid namespace of its own
 	Memory     int64 // memory limit of its cgroup in bytes; 0: none
 	Privileged bool  // it has a capability beyond reading and writing files
 	UID        uint32
