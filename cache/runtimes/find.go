@@ -22,8 +22,6 @@ type Wanted struct {
 	UID       uint32        // of the client
 	StrictORT bool          // ONNX Runtime must have the version ORTVersion
 	MayClaim  bool          // the client may compile with its own libraries instead
-
-	carried *Content // contents with exactly the files that the client has open
 }
 
 // Ref names the libraries that the caller will load the model with. The zero value means the
@@ -374,9 +372,6 @@ func (s *Set) candidates(w *Wanted) (likely, unknown []*Runtime) {
 }
 
 func (rc *Content) carries(w *Wanted, own bool) bool {
-	if rc == w.carried {
-		return true
-	}
 	for _, ref := range w.EPLibraries {
 		if !needs(w.EPs, ref.EP) {
 			continue
@@ -385,7 +380,6 @@ func (rc *Content) carries(w *Wanted, own bool) bool {
 			return false
 		}
 	}
-	w.carried = rc
 	return true
 }
 
