@@ -41,12 +41,12 @@ type Backend interface {
 
 	// Put stores the artefact that a claimant compiled. Files, progress and answer are as for
 	// Acquire.
-	Put(ctx context.Context, peer Peer, request *wire.Put, fds []*os.File,
+	Put(ctx context.Context, peer Peer, request *wire.Put, files *Files,
 		progress func(*wire.Progress)) (Answer, error)
 
 	// Import stores a build of another machine, or without files returns the outcome that it would
 	// have. Files and progress are as for Acquire.
-	Import(ctx context.Context, peer Peer, request *wire.Import, fds []*os.File,
+	Import(ctx context.Context, peer Peer, request *wire.Import, files *Files,
 		progress func(*wire.Progress)) (*wire.ImportReply, error)
 
 	// Export returns the description of a build, and its view's directory as Acquire does.

@@ -159,19 +159,19 @@ func (b *standIn) Doctor(context.Context, Peer, *wire.Doctor) (*wire.DoctorReply
 	return &wire.DoctorReply{Advice: []*wire.Advice{{Severity: "ok"}}}, nil
 }
 
-func (b *standIn) Put(ctx context.Context, peer Peer, p *wire.Put, fds []*os.File,
+func (b *standIn) Put(ctx context.Context, peer Peer, p *wire.Put, files *Files,
 	progress func(*wire.Progress)) (Answer, error) {
 	b.calls.Add(1)
 	if b.put != nil {
-		return b.put(ctx, peer, p, fds, progress)
+		return b.put(ctx, peer, p, files.Open(), progress)
 	}
 	return b.hit()
 }
 
-func (b *standIn) Import(_ context.Context, _ Peer, r *wire.Import, fds []*os.File,
+func (b *standIn) Import(_ context.Context, _ Peer, r *wire.Import, files *Files,
 	_ func(*wire.Progress)) (*wire.ImportReply, error) {
 	b.calls.Add(1)
-	return &wire.ImportReply{Text: string(r.Card), Wanted: len(fds) == 0}, nil
+	return &wire.ImportReply{Text: string(r.Card), Wanted: len(files.Open()) == 0}, nil
 }
 
 func (b *standIn) Export(_ context.Context, _ Peer, r *wire.Export) (*wire.ExportReply,

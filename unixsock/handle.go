@@ -40,10 +40,10 @@ func (c *connection) perform(r *request, message proto.Message) (proto.Message, 
 		return c.build(r, answer, err)
 	case *wire.Put:
 		c.removeClaim(m.GetClaim())
-		answer, err := withFiles(c, r, m, checkPut, opened(c.server.Backend.Put))
+		answer, err := withFiles(c, r, m, checkPut, c.server.Backend.Put)
 		return c.build(r, answer, err)
 	case *wire.Import:
-		reply, err := withFiles(c, r, m, checkImport, opened(c.server.Backend.Import))
+		reply, err := withFiles(c, r, m, checkImport, c.server.Backend.Import)
 		if err != nil {
 			return c.failure(r, err), nil
 		}
@@ -110,16 +110,6 @@ func withFiles[M, A any](c *connection, r *request, message M,
 	reporter := c.reporter(r)
 	defer reporter.end()
 	return ask(r.ctx, peer, message, &Files{r, c.server.overseer.expectSlow}, reporter.enqueue)
-}
-
-// opened returns ask for a backend's method that always uses the files.
-func opened[M, A any](
-	ask func(context.Context, Peer, M, []*os.File, func(*wire.Progress)) (A, error)) func(
-	context.Context, Peer, M, *Files, func(*wire.Progress)) (A, error) {
-	return func(ctx context.Context, p Peer, message M, files *Files,
-		progress func(*wire.Progress)) (A, error) {
-		return ask(ctx, p, message, files.Open(), progress)
-	}
 }
 
 func (c *connection) reporter(r *request) *reporter {

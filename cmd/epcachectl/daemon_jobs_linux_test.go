@@ -9,7 +9,7 @@ import (
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
-func (b *standIn) Import(context.Context, unixsock.Peer, *wire.Import, []*os.File,
+func (b *standIn) Import(context.Context, unixsock.Peer, *wire.Import, *unixsock.Files,
 	func(*wire.Progress)) (
 	*wire.ImportReply, error) {
 	return nil, b.err
@@ -20,7 +20,7 @@ func (b *standIn) Export(context.Context, unixsock.Peer, *wire.Export) (*wire.Ex
 	return nil, nil, b.err
 }
 
-func (b *standIn) Put(_ context.Context, _ unixsock.Peer, p *wire.Put, _ []*os.File,
+func (b *standIn) Put(_ context.Context, _ unixsock.Peer, p *wire.Put, _ *unixsock.Files,
 	_ func(*wire.Progress)) (unixsock.Answer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

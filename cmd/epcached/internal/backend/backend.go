@@ -66,15 +66,10 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 			return answered(a, start), err
 		}
 	}
-	fds := files.Open()
-	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds,
-			readDescriptors(w))
-		defer remove()
-		if err != nil {
-			return unixsock.Answer{}, err
-		}
-		fds = fetched
+	fds, remove, err := b.open(ctx, p, files, readDescriptors(w))
+	defer remove()
+	if err != nil {
+		return unixsock.Answer{}, err
 	}
 	r, err := request.FromWire(peer(p), w, fds)
 	if err != nil {
@@ -95,6 +90,18 @@ func answered(a *request.Answer, start time.Time) unixsock.Answer {
 	return unixsock.Answer{Reply: reply, View: a.View}
 }
 
+// open opens the files of a request. If one of them may never answer, it opens copies of those that
+// are read, which remove removes.
+func (b *Backend) open(ctx context.Context, p unixsock.Peer, files *unixsock.Files,
+	read func(fd int) bool) (fds []*os.File, remove func(), err error) {
+	if !p.Slow {
+		return files.Open(), func() {}, nil
+	}
+	return b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, files.Open(), read)
+}
+
+func allDescriptors(int) bool { return true }
+
 // readDescriptors returns the descriptors of a request with files that the daemon reads at once.
 // Libraries are not among them, because they are identified by their stamps or read later.
 func readDescriptors(w *wire.Acquire) func(fd int) bool {
@@ -114,18 +121,13 @@ func readDescriptors(w *wire.Acquire) func(fd int) bool {
 }
 
 // Put stores files that were compiled under a claim. The socket has checked their descriptors.
-func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*os.File,
+func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, files *unixsock.Files,
 	progress func(*wire.Progress)) (unixsock.Answer, error) {
 	start := time.Now()
-	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, func(int) bool {
-			return true
-		})
-		defer remove()
-		if err != nil {
-			return unixsock.Answer{}, err
-		}
-		fds = fetched
+	fds, remove, err := b.open(ctx, p, files, allDescriptors)
+	defer remove()
+	if err != nil {
+		return unixsock.Answer{}, err
 	}
 	put := &claims.Put{Claim: w.Claim, Graphs: int(w.Graphs), CompileSeconds: w.CompileSeconds,
 		ORTVersion: w.OrtVersion}
@@ -146,17 +148,12 @@ func (b *Backend) Put(ctx context.Context, p unixsock.Peer, w *wire.Put, fds []*
 
 // Import stores a build of another machine, or without files returns the outcome that it would
 // have.
-func (b *Backend) Import(ctx context.Context, p unixsock.Peer, w *wire.Import, fds []*os.File,
-	progress func(*wire.Progress)) (*wire.ImportReply, error) {
-	if p.Slow {
-		fetched, remove, err := b.Cache.Workspaces.CopySlowFiles(ctx, p.UID, fds, func(int) bool {
-			return true
-		})
-		defer remove()
-		if err != nil {
-			return nil, err
-		}
-		fds = fetched
+func (b *Backend) Import(ctx context.Context, p unixsock.Peer, w *wire.Import,
+	files *unixsock.Files, progress func(*wire.Progress)) (*wire.ImportReply, error) {
+	fds, remove, err := b.open(ctx, p, files, allDescriptors)
+	defer remove()
+	if err != nil {
+		return nil, err
 	}
 	im := &claims.Import{Card: w.Card, Keys: w.Keys, Store: w.Store, Check: w.Check,
 		Documents: w.Trust}
