@@ -203,6 +203,9 @@ func (s *Server) watchAnswers() {
 			}
 		}
 		o.hurried.Store(false)
+		if o.deciding.Load() { // since the last check
+			put(o.hasten)
+		}
 		tick.Reset(restingInterval)
 		quiet = 0
 	}
