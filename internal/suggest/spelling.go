@@ -1,7 +1,10 @@
 // Package suggest finds the known name that is closest to an unknown one.
 package suggest
 
-import "iter"
+import (
+	"iter"
+	"slices"
+)
 
 // Closest returns the known name at an edit distance of at most two that is not too different for
 // its length, "" if there is none. Of equally near ones it returns the alphabetically first.
@@ -14,6 +17,15 @@ func Closest(name string, known iter.Seq[string]) string {
 		}
 	}
 	return best
+}
+
+// Hint asks whether the closest known name, with the prefix, was meant. It returns "" if no name is
+// close.
+func Hint(prefix, name string, known []string) string {
+	if closest := Closest(name, slices.Values(known)); closest != "" {
+		return "did you mean " + prefix + closest + "?"
+	}
+	return ""
 }
 
 // distance returns the edit distance: the letters that must be added, removed, replaced or swapped

@@ -3,11 +3,11 @@ package usage
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -90,14 +90,8 @@ func unknownVerb(cmd *cobra.Command, name string) *Error {
 	for _, verb := range cmd.Commands() {
 		verbs = append(verbs, verb.Name())
 	}
-	return mistake(cmd, fmt.Sprintf("unknown verb %q", name), didYouMean("", name, verbs, cmd))
-}
-
-func didYouMean(prefix, name string, known []string, cmd *cobra.Command) string {
-	if closest := suggest.Closest(name, slices.Values(known)); closest != "" {
-		return "did you mean " + prefix + closest + "?"
-	}
-	return cmd.CommandPath() + " --help"
+	return mistake(cmd, fmt.Sprintf("unknown verb %q", name),
+		cmp.Or(suggest.Hint("", name, verbs), cmd.CommandPath()+" --help"))
 }
 
 func flagError(cmd *cobra.Command, err error) *Error {
@@ -110,7 +104,8 @@ func flagError(cmd *cobra.Command, err error) *Error {
 		if e.GetSpecifiedShortnames() != "" {
 			name, prefix, names = name[:1], "-", nil
 		}
-		return mistake(cmd, "unknown flag "+prefix+name, didYouMean("--", name, names, cmd))
+		return mistake(cmd, "unknown flag "+prefix+name,
+			cmp.Or(suggest.Hint("--", name, names), help))
 	case *pflag.ValueRequiredError:
 		return mistake(cmd, fmt.Sprintf("--%s needs a value", e.GetFlag().Name), help)
 	case *pflag.InvalidValueError:

@@ -86,15 +86,7 @@ func OneOf(flag, value string, words ...string) error {
 	last := len(words) - 1
 	return Hint(Usagef("%s %q: it must be %s or "+
 		"%s", flag, value, strings.Join(words[:last], ", "), words[last]),
-		DidYouMean("", value, words...))
-}
-
-// DidYouMean is the hint that asks for a known name close to an unknown one, "" if there is none.
-func DidYouMean(prefix, name string, known ...string) string {
-	if closest := suggest.Closest(name, slices.Values(known)); closest != "" {
-		return "did you mean " + prefix + closest + "?"
-	}
-	return ""
+		suggest.Hint("", value, words))
 }
 
 // Status is an error with an exit code that was reported already.
