@@ -275,9 +275,6 @@ func printUsageSums(p *term.Printer, r *wire.UsageReply) {
 // packableLine says how many bytes packing would free, as far as that is known.
 func packableLine(bytes int64, unknown uint64) string {
 	left := term.Count(unknown, "file") + " not yet compared with others"
-	if unknown == 1 {
-		left = "1 file not yet compared with others"
-	}
 	text := "packing would free no space"
 	if bytes > 0 {
 		text = fmt.Sprintf("packing would free about %s of it; for details: epcachectl pack "+

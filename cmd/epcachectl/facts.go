@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 
 	"github.com/spf13/cobra"
 
@@ -115,10 +116,7 @@ func requestsFor(record []byte, targets []target) (out []portable.Request, err e
 				ep.Devices = []identity.RecordDevice{{Type: d.Type, VendorID: d.VendorID,
 					DeviceID: d.DeviceID}}
 				if short {
-					ep.Options = make(map[string]string)
-					for name, value := range made.EPs[0].Options {
-						ep.Options[name] = value
-					}
+					ep.Options = maps.Clone(ep.Options)
 					for _, name := range aheadOnly {
 						delete(ep.Options, name)
 					}

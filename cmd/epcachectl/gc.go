@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -48,9 +47,12 @@ With -n it prints the plan, evicts nothing, and exits as the plan would.` +
 				to, named = args[0], true
 			}
 			if named {
-				bytes, err := parseSize(to)
-				if err != nil {
-					return exit.Usagef("gc: %w", err)
+				bytes, ok := bytesize.Parse(to)
+				switch {
+				case to == "":
+					return exit.Usagef("gc: give a size, such as 20GiB")
+				case !ok:
+					return exit.Usagef("gc: %q is not a size, such as 500MiB or 20GiB", to)
 				}
 				request.ToBytes = &bytes
 			}
@@ -69,17 +71,6 @@ With -n it prints the plan, evicts nothing, and exits as the plan would.` +
 	cmd.Flags().StringVar(&to, "to", "", "the same as `SIZE`")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "change nothing, print the plan")
 	return cmd
-}
-
-func parseSize(text string) (int64, error) {
-	n, ok := bytesize.Parse(text)
-	switch {
-	case text == "":
-		return 0, errors.New("give a size, such as 20GiB")
-	case !ok:
-		return 0, fmt.Errorf("%q is not a size, such as 500MiB or 20GiB", text)
-	}
-	return n, nil
 }
 
 func printCollection(a *cli.Call, dryRun bool, r *wire.CollectReply) error {

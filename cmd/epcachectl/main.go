@@ -135,10 +135,7 @@ prints the daemon's version.` + exit.Help(exit.Done, exit.BadUsage),
 func addCompletion(root *cobra.Command) {
 	// any word that is no request of a shell's for completions
 	root.InitDefaultCompletionCmd("bash")
-	completion, _, err := root.Find([]string{"completion"})
-	if err != nil || completion == root {
-		return // this version of cobra has none
-	}
+	completion, _, _ := root.Find([]string{"completion"}) // cobra has it
 	completion.Short = "print the completions of a shell"
 	completion.Args = cli.UsageArgs(0, 0)
 	completion.RunE = root.RunE

@@ -59,12 +59,8 @@ holds its model's weights. Private builds, and those of other machines, are not 
 					return exit.WithOperation("push", arg, err)
 				}
 			}
-			var reply *wire.PushReply
-			err := a.WithProgress(func(progress func(*wire.Progress)) (err error) {
-				reply, err = unixsock.Ask[wire.PushReply](ctx, c,
-					&wire.Push{Entries: entries, Remote: remote}, progress)
-				return err
-			})
+			reply, err := cli.AskWithProgress[wire.PushReply](ctx, a, c,
+				&wire.Push{Entries: entries, Remote: remote})
 			if err != nil {
 				return err
 			}
@@ -129,11 +125,7 @@ copied to it since the daemon's start, and its last error.` +
 				return err
 			}
 			if a.JSON {
-				list := []any{}
-				for _, r := range s.GetRemotes() {
-					list = append(list, jsonout.Of(r))
-				}
-				return a.Print.JSON(jsonout.Object{"remotes": list})
+				return a.Print.JSON(jsonout.Object{"remotes": jsonout.List(s.GetRemotes())})
 			}
 			if len(s.GetRemotes()) == 0 {
 				a.Print.Line("no remote is configured")

@@ -36,12 +36,10 @@ and times of last use are lost; builds are not.` +
   epcachectl repair
   epcachectl repair --quick --rebuild-index`,
 		Args: cli.UsageArgs(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, _ []string) error {
 			request.Repair, request.Deep = !dryRun, !quick
-			return a.WithDaemon(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				return repair(ctx, a, c, &request)
-			})
-		},
+			return repair(ctx, a, c, &request)
+		}),
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&dryRun, "dry-run", "n", false, "change nothing, print what would be done")

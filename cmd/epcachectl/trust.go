@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -122,20 +123,17 @@ it reads those that the configuration names.` +
 func printKeys(a *cli.Call, keys []*portable.Key) error {
 	list, rows := []any{}, [][]string{{"KEY", "FILE", "FOR", "UNTIL"}}
 	for _, k := range keys {
-		until, only := "-", []string{}
+		until := "-"
 		if !k.NotAfter.IsZero() {
 			until = k.NotAfter.Format(time.DateOnly)
 		}
-		for _, some := range [][]string{k.EPs, k.Builders, k.Requests} {
-			only = append(only, some...)
-		}
-		list = append(list, jsonout.Object{"id": k.ID, "file": k.File, "eps": notNil(k.EPs),
-			"builders": notNil(k.Builders), "requests": notNil(k.Requests), "not_after": until,
-			"root": k.Root})
+		list = append(list, jsonout.Object{"id": k.ID, "file": k.File,
+			"eps": append([]string{}, k.EPs...), "builders": append([]string{}, k.Builders...),
+			"requests": append([]string{}, k.Requests...), "not_after": until, "root": k.Root})
 		what := "all builds"
 		if k.Root {
 			what = "trust documents"
-		} else if len(only) > 0 {
+		} else if only := slices.Concat(k.EPs, k.Builders, k.Requests); len(only) > 0 {
 			what = strings.Join(term.Printables(only), ", ")
 		}
 		rows = append(rows, []string{k.Short(), term.Printable(k.File), what, until})
@@ -149,11 +147,4 @@ func printKeys(a *cli.Call, keys []*portable.Key) error {
 	}
 	a.Print.Table(rows)
 	return nil
-}
-
-func notNil(list []string) []string {
-	if list == nil {
-		return []string{}
-	}
-	return list
 }

@@ -223,18 +223,14 @@ func (cl *claimant) job(dir, model string, r *Request, claimed *wire.AcquireRepl
 			InSource:  r.output.GetKeepInitializersInSource()},
 	}
 	for _, ep := range r.EPs {
-		job.EPs = append(job.EPs, compilers.EP{Name: ep.GetName(), Options: ep.GetOptions(),
-			Devices: selectors(ep.GetDevices())})
+		one := compilers.EP{Name: ep.GetName(), Options: ep.GetOptions()}
+		for _, d := range ep.GetDevices() {
+			one.Devices = append(one.Devices, compilers.Device{Type: d.GetType(),
+				VendorID: d.GetVendorId(), DeviceID: d.GetDeviceId(), Metadata: d.GetMetadata()})
+		}
+		job.EPs = append(job.EPs, one)
 	}
 	return job
-}
-
-func selectors(devices []*wire.Device) (list []compilers.Device) {
-	for _, d := range devices {
-		list = append(list, compilers.Device{Type: d.GetType(), VendorID: d.GetVendorId(),
-			DeviceID: d.GetDeviceId(), Metadata: d.GetMetadata()})
-	}
-	return list
 }
 
 func put(ctx context.Context, c *unixsock.Client, dir string, made compilers.Result,

@@ -274,12 +274,11 @@ func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error)
 	for _, ep := range r.EPs {
 		ep = proto.CloneOf(ep)
 		a.Eps = append(a.Eps, ep)
-		if files, err = openOptionFiles(ep, files); err != nil {
-			closeExtra(files)
-			return nil, nil, err
+		if err == nil {
+			files, err = openOptionFiles(ep, files)
 		}
 	}
-	if a.Runtime != nil {
+	if err == nil && a.Runtime != nil {
 		files, err = showLibraries(a, files)
 	}
 	if err != nil {

@@ -217,19 +217,13 @@ such as a directory, first with -n. It needs the rights to list and to delete.` 
 		Example: "  epcachectl remote gc fleet -n\n  epcachectl remote gc fleet",
 		Args:    cli.UsageArgs(1, 1),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {
-			var reply *wire.CollectRemoteReply
-			err := a.WithProgress(func(progress func(*wire.Progress)) (err error) {
-				reply, err = unixsock.Ask[wire.CollectRemoteReply](ctx, c,
-					&wire.CollectRemote{Remote: args[0], DryRun: dryRun}, progress)
-				return err
-			})
+			reply, err := cli.AskWithProgress[wire.CollectRemoteReply](ctx, a, c,
+				&wire.CollectRemote{Remote: args[0], DryRun: dryRun})
 			if err != nil {
 				return exit.WithVerb("remote gc", err)
 			}
 			if a.JSON {
-				out := jsonout.Of(reply)
-				out["dry_run"] = dryRun
-				return a.Print.JSON(out)
+				return a.PrintForScripts(dryRun, reply)
 			}
 			removed := "REMOVED"
 			if dryRun {
