@@ -69,7 +69,9 @@ func limit(p workerproto.Preparation) error {
 	if p.Idle {
 		setIdlePriority()
 	}
-	raiseOOMScore()
+	// The kernel kills this process first when memory runs out, because a compile can be retried,
+	// while all users need the daemon. Best effort: the kernel may forbid it in containers.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
 	syscall.Umask(map[bool]int{false: 0o077, true: 0o007}[p.Group])
 	return nil
 }
@@ -182,13 +184,6 @@ func lowerLimit(resource int, value uint64) error {
 func setIdlePriority() {
 	const ownProcess, idleClass = 1, 3 << 13 // IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ownProcess, 0, idleClass)
-}
-
-// raiseOOMScore makes the kernel kill this process first when memory runs out, because a compile
-// can be retried, while all users need the daemon. Best effort: the kernel may forbid it in
-// containers.
-func raiseOOMScore() {
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0)
 }
 
 // reapTimeout is how long to wait for killed processes.

@@ -98,17 +98,12 @@ func peakMemory() int64 {
 
 func refusal(doing string, err error) *workerproto.Refusal {
 	r := &workerproto.Refusal{Doing: doing, Code: -1, Text: err.Error()}
-	var status *ort.Error
-	if errors.As(err, &status) {
-		r.Code = status.Code
-	}
-	var at *stepError
-	if errors.As(err, &at) {
+	if at, is := errors.AsType[*stepError](err); is {
 		r.Doing, r.Text = at.step, at.err.Error()
 	}
-	// the code is sent separately, and is more informative than the name of a C function
-	if status != nil {
-		r.Text = strings.Replace(r.Text, status.Error(), status.Text, 1)
+	if status, is := errors.AsType[*ort.Error](err); is {
+		// the code is sent separately, and is more informative than the name of a C function
+		r.Code, r.Text = status.Code, strings.Replace(r.Text, status.Error(), status.Text, 1)
 	}
 	return r
 }

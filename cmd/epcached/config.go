@@ -265,9 +265,7 @@ func workerUser(s *config.Settings, worker string) (*compilers.Credential, error
 	paths := []string{filepath.Join(s.State, "staging"), worker}
 	for _, rt := range s.Runtimes {
 		paths = append(paths, rt.Directory, rt.ORTLibrary)
-		for _, library := range rt.EPLibraries {
-			paths = append(paths, library)
-		}
+		paths = slices.AppendSeq(paths, maps.Values(rt.EPLibraries))
 	}
 	for _, path := range paths {
 		if err := c.CanPass(path); err != nil {
