@@ -3,6 +3,7 @@ package build
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -142,10 +143,8 @@ func groupWarnings(models []*epmodel.Model) []string {
 			}
 		}
 	}
-	for _, n := range users {
-		if n == len(models) {
-			return nil
-		}
+	if slices.Contains(slices.Collect(maps.Values(users)), len(models)) {
+		return nil
 	}
 	return []string{"no context binary is shared by all models of the group: the execution " +
 		"provider compiled them separately"}

@@ -103,8 +103,8 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 			err = request.OtherORTError(at, result.Build)
 			continue
 		}
-		var end *request.ClaimEnd
-		if !errors.As(err, &end) {
+		end, is := errors.AsType[*request.ClaimEnd](err)
+		if !is {
 			break // not found: the claim is over, so the model is compiled here
 		}
 		why = end.Error()

@@ -43,11 +43,10 @@ func (bd *Builder) Convert(ctx context.Context, at *request.Attempt) (*request.A
 	defer found.Answer.View.Close()
 	at.Phase("converting")
 	result, err := bd.ConvertOnce(ctx, at, from)
-	var large *epmodel.TooLargeError
 	switch {
 	case ctx.Err() != nil:
 		return nil, request.ContextError(ctx, at.Name)
-	case errors.As(err, &large):
+	case errors.As(err, new(*epmodel.TooLargeError)):
 		return nil, apierr.New(apierr.CompileFailed, err, "model %q cannot be embedded", at.Name).
 			WithFact("reason", "too large").
 			WithHint("request it without embedding: its context then is a file beside the graph")

@@ -223,7 +223,10 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	}
 	defer proven() // before the directory is removed, too
 	phase("compiling")
-	spec.Share = j.groupMembers()
+	for i := 1; i < len(j.Copies); i++ {
+		spec.Share = append(spec.Share,
+			compilers.ShareMember{Model: j.Copies[i].Path, Output: j.MemberOutput(i)})
+	}
 	result, err := workers.compile(ctx, spec)
 	j.memory = result.MaxRSS
 	if ctx.Err() == nil && !j.Content.IsCurrent() {
@@ -338,19 +341,10 @@ func (j *Job) librariesReplaced() error {
 		WithHint("ask again")
 }
 
-// groupMembers lists the models of a group after the first one, for the compiler.
-func (j *Job) groupMembers() []compilers.ShareMember {
-	var out []compilers.ShareMember
-	for i := 1; i < len(j.Copies); i++ {
-		out = append(out, compilers.ShareMember{Model: j.Copies[i].Path, Output: j.MemberOutput(i)})
-	}
-	return out
-}
-
 func (j *Job) replaceName(err error) string {
-	var member *compilers.MemberError
-	if errors.As(err, &member) && member.Member >= 0 && member.Member < j.Request.Models() {
-		return j.Request.ModelFiles(member.Member).Name
+	if e, is := errors.AsType[*compilers.MemberError](err); is && e.Member >= 0 &&
+		e.Member < j.Request.Models() {
+		return j.Request.ModelFiles(e.Member).Name
 	}
 	return j.Request.Name
 }

@@ -131,8 +131,7 @@ func (bd *Builder) serveUnkept(b *index.Build, out string, why error) (*jobs.Res
 }
 
 func textOf(err error) string {
-	var e *apierr.Error
-	if errors.As(err, &e) {
+	if e, is := errors.AsType[*apierr.Error](err); is {
 		return e.Text
 	}
 	return err.Error()

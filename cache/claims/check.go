@@ -134,7 +134,9 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, dir strin
 	}
 	b.LoadCheck = compilers.NotCheckable
 	if cl.Content != nil {
-		return b, cs.loadPut(ctx, cl, b, filepath.Join(dir, names[0]))
+		job := cl.Plan.JudgeTarget("", cl.Content).CheckJob(filepath.Join(dir, names[0]),
+			request.LoadLevel(cl.Plan.Canonical.GraphOptimizationLevel))
+		return b, cs.loadStaged(ctx, cl, b, job)
 	}
 	return b, nil
 }
@@ -186,8 +188,7 @@ func refusePut(cl *claim, err error) error {
 		said = "the build does not fit this request"
 	}
 	e := apierr.New(apierr.BadRequest, err, "model %q: %s", cl.Name, said)
-	var format *epmodel.FormatError
-	if errors.As(err, &format) {
+	if format, is := errors.AsType[*epmodel.FormatError](err); is {
 		e.WithFact("file", format.File).WithFact("field", format.Field).
 			WithFact("offset", fmt.Sprint(format.Offset))
 	}
@@ -244,8 +245,10 @@ func (cl *claim) makerFacts(ctx context.Context, m *epmodel.Model,
 			version := put.MadeBy[i].Version
 			f.Version = shownText(version[:min(len(version), request.MaxVersion)])
 		}
-		if cl.adopts {
-			clearUnstatedFacts(f)
+		if cl.adopts { // without the facts that the graph does not state itself
+			*f = index.EPFacts{Name: f.Name, Devices: f.Devices, SDKVersion: f.SDKVersion,
+				HardwareArchitecture: f.HardwareArchitecture,
+				CompatibilityString:  f.CompatibilityString, TookNone: f.TookNone}
 		}
 		if cl.Plan.Outside || cl.adopts || !took {
 			continue
@@ -280,15 +283,8 @@ func (cl *claim) checkStatedFacts(ctx context.Context, facts []index.EPFacts, i 
 		judge.ShortCompatibility(mark.CompatibilityString))
 }
 
-// loadPut loads the artefact in a worker, as applications will.
-func (cs *Claims) loadPut(ctx context.Context, cl *claim, b *index.Build, graph string) error {
-	job := cl.Plan.JudgeTarget("", cl.Content).
-		CheckJob(graph, request.LoadLevel(cl.Plan.Canonical.GraphOptimizationLevel))
-	return cs.loadStaged(ctx, cl, b, job)
-}
-
-// loadStaged loads an artefact that is not stored yet, and also runs it if it may come from another
-// machine.
+// loadStaged loads an artefact that is not stored yet, in a worker, as applications will. It also
+// runs the artefact if it may come from another machine.
 func (cs *Claims) loadStaged(ctx context.Context, cl *claim, b *index.Build,
 	job compilers.CheckJob) error {
 	leave, err := cs.Workspaces.AcquireSlot(ctx, cl.Request)

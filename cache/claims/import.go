@@ -184,13 +184,12 @@ func (e *notHere) Unwrap() error { return e.err }
 // unchanged.
 func (out *Imported) refuse(err error) (*Imported, error) {
 	var no *notHere
-	var format *portable.FormatError
 	var apiErr *apierr.Error
 	var distrust *portable.TrustError
 	switch {
 	case errors.As(err, &no):
 		out.Outcome = no.outcome
-	case errors.As(err, &format):
+	case errors.As(err, new(*portable.FormatError)):
 		out.Damaged = true
 	case errors.As(err, &distrust):
 		out.Hint = distrust.Hint

@@ -21,7 +21,6 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
-	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/internal/filestamp"
@@ -378,13 +377,6 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 		return cs.storePut(ctx, cl, put, j.SetPhase)
 	}
 	return jobs.Func{Work: about, Do: do}, nil
-}
-
-// clearUnstatedFacts clears the facts that the graph of an adopted model does not state itself.
-func clearUnstatedFacts(f *index.EPFacts) {
-	*f = index.EPFacts{Name: f.Name, Devices: f.Devices, SDKVersion: f.SDKVersion,
-		HardwareArchitecture: f.HardwareArchitecture, CompatibilityString: f.CompatibilityString,
-		TookNone: f.TookNone}
 }
 
 // refuseWritable refuses a descriptor through which its sender could still write. It must be opened

@@ -592,10 +592,7 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 		r.reply.Holders = append(r.reply.Holders, d.String())
 		r.size += 2 + len(r.reply.Holders[at])
 		if r.files != nil {
-			by := r.files[d]
-			if by == nil {
-				by = &wire.Sharer{}
-			}
+			by := cmp.Or(r.files[d], &wire.Sharer{})
 			r.reply.HeldBy = append(r.reply.HeldBy, by)
 			r.size += proto.Size(by) + 4
 		}
@@ -673,8 +670,7 @@ const maxNames = 1 << 16
 func (q *Queries) nameBinary(ctx context.Context, f *FileLayout, source epmodel.Source,
 	within epmodel.Range) ([]epmodel.Named, error) {
 	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))
-	var format *epmodel.FormatError
-	if err != nil && !errors.As(err, &format) {
+	if err != nil && !errors.As(err, new(*epmodel.FormatError)) {
 		return nil, err
 	}
 	for i := range all {

@@ -221,8 +221,7 @@ func (q *Queries) EachNamed(ctx context.Context, p rights.Peer, names []string,
 			return fn(&b)
 		})
 		if err != nil {
-			var e *apierr.Error
-			if errors.As(err, &e) {
+			if errors.As(err, new(*apierr.Error)) {
 				return err
 			}
 			return Error(ctx, err)

@@ -331,12 +331,11 @@ func parseWindow(text string) (window, error) {
 	if text == "" {
 		return window{}, nil
 	}
-	from, to, ok := strings.Cut(text, "-")
-	if begin, err := timeOfDay(from); err == nil && ok {
-		var end time.Duration
-		if end, err = timeOfDay(to); err == nil {
-			return window{begin, end}, nil
-		}
+	from, to, _ := strings.Cut(text, "-")
+	begin, err := timeOfDay(from)
+	end, err2 := timeOfDay(to)
+	if cmp.Or(err, err2) == nil {
+		return window{begin, end}, nil
 	}
 	return window{}, fmt.Errorf("rebuilds: window %q is not of the form 22:00-06:00", text)
 }

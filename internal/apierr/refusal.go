@@ -72,8 +72,7 @@ func (e *Error) WithFact(key, value string) *Error {
 
 // ClassOf returns the class of an error, Internal for one that has none.
 func ClassOf(err error) Class {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, is := errors.AsType[*Error](err); is {
 		return e.Class
 	}
 	return Internal

@@ -87,12 +87,11 @@ func New(o Options) *Watcher {
 		quiet:    cmp.Or(max(o.Quiet, 0), time.Second),
 		poll:     cmp.Or(max(o.Poll, 0), 2*time.Second),
 		backstop: cmp.Or(max(o.Backstop, 0), 30*time.Second),
-		log:      o.Log,
+		log:      cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		began:    time.Now(),
 		events:   make(chan Event),
 		subjects: make(map[string]*subject),
 	}
-	w.log = cmp.Or(w.log, slog.New(slog.DiscardHandler))
 	w.directories = directories{log: w.log, open: o.open,
 		users: make(map[string]map[*subject]names)}
 	if o.open == nil {
