@@ -274,10 +274,7 @@ func (i EPInfo) HardwareOf(compatibility string) string {
 		return ""
 	}
 	m := i.Hardware.FindStringSubmatch(compatibility)
-	if len(m) < 2 {
-		return ""
-	}
-	return strings.Join(m[1:], "/")
+	return strings.Join(m[min(1, len(m)):], "/")
 }
 
 // ForFingerprint keeps those options that the fingerprint depends on. For an EP without an entry it

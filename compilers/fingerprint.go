@@ -120,7 +120,18 @@ type StatedFacts struct {
 func ReadStated(ep string, writes bool, graphs ...*epmodel.Model) (s StatedFacts, took bool,
 	err error) {
 	for _, graph := range graphs {
-		took, err = s.merge(ep, graph, took, err)
+		said := graph.Metadata["ep_compatibility_info."+ep]
+		for _, node := range graph.Contexts {
+			one := StatedFacts{node.SDKVersion, node.HardwareArchitecture, said}
+			switch {
+			case node.Source != ep && node.Source != "":
+			case !took:
+				s, took = one, true
+			case s != one:
+				err = fmt.Errorf("nodes of %s are of two SDK versions, hardware architectures or "+
+					"compatibility strings", ep)
+			}
+		}
 	}
 	if !writes {
 		s.CompatibilityString = ""
@@ -129,24 +140,6 @@ func ReadStated(ep string, writes bool, graphs ...*epmodel.Model) (s StatedFacts
 		s.HardwareArchitecture = info.HardwareOf(s.CompatibilityString)
 	}
 	return s, took, err
-}
-
-func (s *StatedFacts) merge(ep string, graph *epmodel.Model, took bool, err error) (bool, error) {
-	for _, node := range graph.Contexts {
-		if node.Source != ep && node.Source != "" {
-			continue
-		}
-		said := graph.Metadata["ep_compatibility_info."+ep]
-		one := StatedFacts{node.SDKVersion, node.HardwareArchitecture, said}
-		if took && *s != one && err == nil {
-			err = fmt.Errorf("nodes of %s are of two SDK versions, hardware architectures or "+
-				"compatibility strings", ep)
-		}
-		if !took {
-			*s, took = one, true
-		}
-	}
-	return took, err
 }
 
 // ErrNoModelCompiled is returned where an EP takes none of the tiny models. It may take others.

@@ -1,6 +1,7 @@
 package compilers
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -183,13 +184,8 @@ func copyForAll(from, to string) error {
 	if err != nil {
 		return err
 	}
-	if _, err = io.Copy(out, in); err == nil {
-		err = out.Chmod(0o444)
-	}
-	if err2 := out.Close(); err == nil {
-		err = err2
-	}
-	return err
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Chmod(0o444), out.Close())
 }
 
 // AcceptsOpenModel implements OpenModelCompiler. A worker opens the file again, by its descriptor,

@@ -195,14 +195,11 @@ func (o *ORT) Compile(ctx context.Context, job Job, progress func(phase string))
 
 // keepFiles copies source files beside the graphs, and returns their names, which are not output.
 func (o *ORT) keepFiles(ctx context.Context, job Job, before []string) ([]string, error) {
-	if job.Initializers.InSource || IsWeightless(job.SessionOptions) {
-		var err error
-		if before, err = keepSources(ctx, job, before); err != nil {
-			return nil, err
-		}
-	}
-	if len(job.Share) > 0 {
+	switch {
+	case len(job.Share) > 0: // checkInitializers refuses the options of the next case
 		return before, keepSharedSources(ctx, job, before, o.opts.Limits)
+	case job.Initializers.InSource || IsWeightless(job.SessionOptions):
+		return keepSources(ctx, job, before)
 	}
 	return before, nil
 }
@@ -375,32 +372,24 @@ func (o *ORT) giveToWorker(dir string) ([]string, error) {
 }
 
 // chown gives the directory and those names in it to the workers' user, or back to the daemon's.
+// With a unit, the workers' group may write there, or only the daemon may reach it: files that
+// workers leave stay their user's, and the store copies them.
 func (o *ORT) chown(dir string, names []string, to *Credential) error {
-	if o.opts.User == nil {
+	unit := o.opts.Socket != ""
+	switch {
+	case o.opts.User == nil:
 		return nil
-	}
-	if o.opts.Socket != "" {
-		return o.grantGroupWrite(dir, names, to == o.opts.User)
-	}
-	uid, gid := int(to.UID), int(to.GID)
-	for _, name := range append([]string{"."}, names...) {
-		if err := os.Lchown(filepath.Join(dir, name), uid, gid); err != nil {
-			return fmt.Errorf("job's directory: %w", err)
-		}
-	}
-	return nil
-}
-
-// grantGroupWrite lets the workers' group write into a directory, and into those names in it;
-// without out, only the daemon may reach it. Files that workers leave stay their user's; the store
-// copies them.
-func (o *ORT) grantGroupWrite(dir string, names []string, out bool) error {
-	if !out {
+	case unit && to != o.opts.User:
 		return os.Chmod(dir, 0o700)
 	}
 	for _, name := range append([]string{"."}, names...) {
-		if err := o.share(filepath.Join(dir, name), 0o070); err != nil {
-			return err
+		path := filepath.Join(dir, name)
+		if unit {
+			if err := o.share(path, 0o070); err != nil {
+				return err
+			}
+		} else if err := os.Lchown(path, int(to.UID), int(to.GID)); err != nil {
+			return fmt.Errorf("job's directory: %w", err)
 		}
 	}
 	return nil

@@ -400,9 +400,6 @@ func kernelSince(major, minor int) bool {
 		return false
 	}
 	var has [2]int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &has[0],
-		&has[1]); err != nil {
-		return false
-	}
-	return has[0] > major || has[0] == major && has[1] >= minor
+	_, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &has[0], &has[1])
+	return err == nil && slices.Compare(has[:], []int{major, minor}) >= 0
 }

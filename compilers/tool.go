@@ -69,9 +69,7 @@ func (t Tool) Check() error {
 			return fmt.Errorf("%q is not an absolute path", path)
 		}
 	}
-	switch t.Device {
-	case "", "CPU", "GPU", "NPU":
-	default:
+	if !slices.Contains([]string{"", "CPU", "GPU", "NPU"}, t.Device) {
 		return fmt.Errorf("device %q: it must be CPU, GPU or NPU", t.Device)
 	}
 	takes := map[string]bool{}
@@ -146,17 +144,14 @@ func (t Tool) refuse(job Job) error {
 			}
 		}
 	}
+	level, route := cmp.Or(job.GraphOptimizationLevel, "basic"), cmp.Or(job.Route, RouteCompileAPI)
 	for what, asked := range map[string]bool{
-		"embedding": job.Embed && !takes["embed"],
-		"graph optimization level " + job.GraphOptimizationLevel: job.GraphOptimizationLevel !=
-			"" && job.GraphOptimizationLevel != "basic" && !takes["level"],
-		"free dimensions by denotation": len(
-			job.FreeDimensionsByDenotation) > 0,
-		"route " + job.Route: job.Route != "" &&
-			job.Route != RouteCompileAPI,
-		"a file for initializers": job.Initializers !=
-			Initializers{},
-		"a group with one shared context": len(job.Share) > 0,
+		"embedding":                         job.Embed && !takes["embed"],
+		"graph optimization level " + level: level != "basic" && !takes["level"],
+		"free dimensions by denotation":     len(job.FreeDimensionsByDenotation) > 0,
+		"route " + route:                    route != RouteCompileAPI,
+		"a file for initializers":           job.Initializers != Initializers{},
+		"a group with one shared context":   len(job.Share) > 0,
 	} {
 		if asked {
 			return fmt.Errorf("%w: %s: %s cannot be passed on", ErrOption, what, t.Program)

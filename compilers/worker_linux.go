@@ -198,9 +198,7 @@ const tunables = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:" 
 // the answers. It does so in goroutines, because a worker may read or write slowly, or not at all.
 func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progress func(string)) {
 	w.readers.Go(func() { _, _ = io.Copy(w.stderr, w.printed) }) // to its end, or the deadline
-	w.readers.Add(2)
-	go func() {
-		defer w.readers.Done()
+	w.readers.Go(func() {
 		defer w.request.Close()
 		// The error is ignored, because a worker that does not read its request ends without a
 		// result, which has a better error.
@@ -212,9 +210,8 @@ func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progre
 			_ = workerproto.WriteGo(w.request) // as above
 		case <-w.answered:
 		}
-	}()
-	go func() {
-		defer w.readers.Done()
+	})
+	w.readers.Go(func() {
 		defer close(w.answered)
 		w.event, w.eventErr = workerproto.ReadEvents(w.answers, func(e workerproto.Event) {
 			if e.EPs != nil {
@@ -227,7 +224,7 @@ func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progre
 				}
 			}
 		})
-	}()
+	})
 }
 
 // wait returns when the process has ended and is reaped, its group is killed, and the dialogue is
@@ -310,7 +307,10 @@ func groupRuns(group int) bool {
 func (w *worker) result(ctx context.Context, name string, limits Limits) (answer, error) {
 	a := answer{log: w.stderr.String(), before: w.phaseBefore, cpu: w.ended.CPU.Seconds()}
 	a.EPs = w.eps // known even without a result
-	code, signal := exitOf(w.ended.Status)
+	code, signal := w.ended.Status, syscall.Signal(0)
+	if code > workerproto.ExitSignal { // the supervising process passes on the worker's status
+		code, signal = -1, syscall.Signal(code-workerproto.ExitSignal)
+	}
 	switch {
 	case w.eventErr == nil && w.event.Result != nil && code == workerproto.ExitDone:
 		a.Result = *w.event.Result
@@ -338,15 +338,6 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 		return a, fmt.Errorf("%w: %w", ErrStart, e)
 	}
 	return a, e
-}
-
-// exitOf returns how the worker ended: -1 with a signal, or its exit status. The supervising
-// process passes on its status.
-func exitOf(status int) (code int, signal syscall.Signal) {
-	if status > workerproto.ExitSignal {
-		return -1, syscall.Signal(status - workerproto.ExitSignal)
-	}
-	return status, 0
 }
 
 // watchOutput cancels a job if its directory grows too large. Each file is limited besides.

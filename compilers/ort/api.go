@@ -148,7 +148,7 @@ func (a *API) pairs(h handle) map[string]string {
 	var keys, values handle
 	var count uintptr
 	a.raw(fnGetKeyValuePairs, h, &keys, &values, &count)
-	k, v := array(keys, count), array(values, count)
+	k, v := elementsAt[handle](keys, count), elementsAt[handle](values, count)
 	for i := range k {
 		m[text(k[i])] = text(v[i])
 	}
@@ -251,11 +251,12 @@ func text(h handle) string {
 	return string(unsafe.Slice((*byte)(p), n))
 }
 
-func array(h handle, count uintptr) []handle {
+// elementsAt returns C memory as a slice, valid as long as the memory.
+func elementsAt[T byte | handle](h handle, count uintptr) []T {
 	if h == 0 || count == 0 {
 		return nil
 	}
-	return append([]handle(nil), unsafe.Slice((*handle)(pointer(h)), count)...)
+	return unsafe.Slice((*T)(pointer(h)), count)
 }
 
 func functionAt(table handle, slot int) handle {

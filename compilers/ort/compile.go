@@ -7,7 +7,6 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"unsafe"
 
 	"github.com/ebitengine/purego"
 )
@@ -78,7 +77,7 @@ func (o *SessionOptions) Compile(c Compilation) ([]byte, error) {
 	if err := errors.Join(k.err, k.failed); err != nil || !c.Buffer {
 		return nil, err
 	}
-	model := slices.Clone(bytesAt(k.buffer, k.size))
+	model := slices.Clone(elementsAt[byte](k.buffer, k.size))
 	k.do(fnAllocatorFree, k.allocator, k.buffer)
 	return model, k.err
 }
@@ -140,7 +139,7 @@ func (k *compiling) setContext() {
 // write is an OrtWriteBufferFunc. Callbacks are never freed, and a process can have only 2000, so
 // use this in processes that compile few models.
 func (k *compiling) write(_, data handle, size uintptr) handle {
-	return k.status(k.Write(bytesAt(data, size)))
+	return k.status(k.Write(elementsAt[byte](data, size)))
 }
 
 func (k *compiling) locate(_, name, value, source, out handle) handle {
@@ -177,14 +176,6 @@ func (k *compiling) status(err error) handle {
 	}
 	const fail = int32(1)
 	return handle(k.raw(fnCreateStatus, fail, err.Error()))
-}
-
-// bytesAt returns C memory as a slice, valid as long as the memory.
-func bytesAt(h handle, size uintptr) []byte {
-	if h == 0 || size == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(pointer(h)), size)
 }
 
 // AddExternalFiles sets the contents of external data files by their names in the model, so that

@@ -80,7 +80,7 @@ func (e *Env) Devices() ([]Device, error) {
 		return nil, err
 	}
 	var devices []Device
-	for _, ptr := range array(list, count) {
+	for _, ptr := range elementsAt[handle](list, count) {
 		devices = append(devices, e.api.device(ptr))
 	}
 	return devices, nil

@@ -84,7 +84,7 @@ func (c *callSequence) bytesOf(value handle) []byte {
 	if c.do(fnGetTensorSizeInBytes, value, &size) && size > 0 { // refuses tensors of strings
 		c.do(fnGetTensorMutableData, value, &data) // only read
 	}
-	return bytesAt(data, size)
+	return elementsAt[byte](data, size)
 }
 
 // Run computes all outputs. Data of the inputs must not change during the call; the outputs' data
