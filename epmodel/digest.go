@@ -169,16 +169,11 @@ func (m *Model) joined(all []span, size int64) ([]span, error) {
 			return nil, m.formatErrorAt(-1, "", changedWhileRead)
 		}
 		s.n = min(s.n, size-s.off)
-		if len(out) == 0 {
+		if n := len(out); n > 0 && s.off <= out[n-1].end() {
+			out[n-1].n = max(out[n-1].end(), s.end()) - out[n-1].off
+		} else {
 			out = append(out, s)
-			continue
 		}
-		last := &out[len(out)-1]
-		if s.off > last.end() {
-			out = append(out, s)
-			continue
-		}
-		last.n = max(last.end(), s.end()) - last.off
 	}
 	return out, nil
 }

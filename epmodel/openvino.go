@@ -159,9 +159,7 @@ func (b *bson) document(path []string) error {
 
 func (b *bson) element(kind byte, path []string) (uint64, error) {
 	switch kind {
-	case 0x01, 0x09, 0x11: // double, date, timestamp (nlohmann's uint64)
-		return b.number(8)
-	case 0x12:
+	case 0x01, 0x09, 0x11, 0x12: // double, date, timestamp (nlohmann's uint64), int64
 		return b.number(8)
 	case 0x10:
 		return b.number(4)

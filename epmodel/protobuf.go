@@ -86,9 +86,6 @@ func (r *reader) chargeMemory(at int64, n int) {
 
 // peek returns up to n bytes from off until the next call, fewer at the end, none after an error.
 func (r *reader) peek(off int64, n int) []byte {
-	if rel := off - r.start; rel >= 0 && rel+int64(n) <= int64(len(r.window)) {
-		return r.window[rel : rel+int64(n)]
-	}
 	n = int(min(int64(n), r.size-off))
 	if rel := off - r.start; rel >= 0 && rel+int64(n) <= int64(len(r.window)) {
 		return r.window[rel : rel+int64(n)]
