@@ -79,10 +79,7 @@ func (s *Store) hash(ctx context.Context, f *os.File) (Hashed, error) {
 	if err == nil {
 		err = unchanged(f, before)
 	}
-	if err != nil {
-		return Hashed{}, err
-	}
-	return Hashed{d, before}, nil
+	return Hashed{d, before}, err
 }
 
 func (s *Store) copy(ctx context.Context, dst, src *os.File, n int64) (Digest, error) {

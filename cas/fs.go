@@ -310,6 +310,14 @@ func (OS) SyncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
+// Ignore returns err, unless it is of that kind.
+func Ignore(kind, err error) error {
+	if errors.Is(err, kind) {
+		return nil
+	}
+	return err
+}
+
 // writeZeros is Allocate for file systems that do not support it.
 func writeZeros(f *os.File, size int64) error {
 	zeros := make([]byte, 256<<10)

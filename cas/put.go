@@ -3,7 +3,6 @@ package cas
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -122,9 +121,7 @@ func unchanged(f *os.File, before Stamp) error {
 
 // stage makes an empty file with a temporary name.
 func (s *Store) stage() (*os.File, string, error) {
-	var id [16]byte
-	_, _ = rand.Read(id[:]) // never fails
-	path := filepath.Join(s.incoming, hex.EncodeToString(id[:]))
+	path := filepath.Join(s.incoming, rand.Text())
 	f, err := s.fs.Create(path)
 	return f, path, err
 }
@@ -153,9 +150,7 @@ func (h *Hold) commit(ctx context.Context, f *os.File, path string, d Digest,
 		if err == nil || keep {
 			return
 		}
-		if rmErr := s.fs.Remove(path); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
-			err = errors.Join(err, rmErr)
-		}
+		err = errors.Join(err, Ignore(fs.ErrNotExist, s.fs.Remove(path)))
 	}()
 	if err := s.fs.Chmod(f, 0o444); err != nil {
 		return err
@@ -235,8 +230,7 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 // IsUnsound reports whether err, of opening or verifying a blob, means that the file is bad: other
 // bytes, not a regular file, or unreadable. Other errors, and ErrNotFound, do not.
 func IsUnsound(err error) bool {
-	var corrupt *CorruptError
-	return errors.As(err, &corrupt) || errors.Is(err, errNotRegular) ||
+	return errors.As(err, new(*CorruptError)) || errors.Is(err, errNotRegular) ||
 		errors.Is(err, fs.ErrPermission) || isUnreadable(err)
 }
 

@@ -78,13 +78,10 @@ func (r *Removal) Sync() (err error) {
 // RemoveUnless removes the blob, durably, unless it is held or needed; see Removal.
 func (s *Store) RemoveUnless(d Digest, needed func() (bool, error)) (removed bool, err error) {
 	r := s.Removal()
-	if removed, err = r.RemoveUnless(d, needed); err != nil {
-		return false, err
+	if removed, err = r.RemoveUnless(d, needed); err == nil {
+		err = r.Sync()
 	}
-	if err := r.Sync(); err != nil {
-		return false, err
-	}
-	return removed, nil
+	return removed && err == nil, err
 }
 
 const parallelSyncs = 16
@@ -153,7 +150,7 @@ func trimQuarantine(fsys FS, quarantine string) error {
 		}
 		bytes -= info.Size()
 		for _, p := range []string{path, path + ".txt"} {
-			if err := fsys.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := Ignore(fs.ErrNotExist, fsys.Remove(p)); err != nil {
 				return err
 			}
 		}

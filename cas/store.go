@@ -79,12 +79,9 @@ func Open(dir string, o Options) (*Store, error) {
 		dir:      dir,
 		objects:  filepath.Join(dir, objectsName),
 		incoming: filepath.Join(dir, objectsName, incomingName),
-		fs:       o.FS,
+		fs:       cmp.Or[FS](o.FS, OS{}),
 		stamps:   stampCache{book: o.Stamps, stamps: make(map[Digest]Stamp)},
 		holds:    make(map[Digest]int),
-	}
-	if s.fs == nil {
-		s.fs = OS{}
 	}
 	if s.volatile = o.Volatile; s.volatile {
 		s.fs = unsynced{s.fs}

@@ -172,24 +172,16 @@ func (s *Store) Unlink(d Digest, dir *os.File, name string) error {
 	f, err := s.openFile(d)
 	if err != nil {
 		// the blob is missing or unreadable, but its view must be removed
-		return s.unlinkAt(dir, name)
+		return Ignore(fs.ErrNotExist, s.fs.UnlinkAt(dir, name))
 	}
 	stamp, held := s.stampHolds(d, f)
-	if err := s.unlinkAt(dir, name); err != nil {
+	if err := Ignore(fs.ErrNotExist, s.fs.UnlinkAt(dir, name)); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	if held {
 		_, err = s.restamp(d, f, stamp)
 	}
 	return errors.Join(err, f.Close())
-}
-
-func (s *Store) unlinkAt(dir *os.File, name string) error {
-	err := s.fs.UnlinkAt(dir, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // restamp saves the blob's new stamp after the store linked or unlinked a name of it, which changes

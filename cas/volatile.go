@@ -80,10 +80,7 @@ func (s *Store) name(path string, d Digest) error {
 // file stay.
 func (s *Store) dropStale(d Digest) error {
 	s.stamps.forget(d)
-	if err := s.fs.Remove(s.path(d)); !os.IsNotExist(err) {
-		return err
-	}
-	return nil
+	return Ignore(os.ErrNotExist, s.fs.Remove(s.path(d)))
 }
 
 // removeStale removes blobs of an earlier boot, and other files without a valid stamp.

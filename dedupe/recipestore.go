@@ -1,9 +1,9 @@
 package dedupe
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -77,12 +77,10 @@ const (
 // time.
 func OpenRecipeStore(dir string, fsys cas.FS) (*RecipeStore, error) {
 	s := &RecipeStore{dir: dir, recipes: filepath.Join(dir, recipesName),
-		incoming: filepath.Join(dir, recipesName, incomingName), fs: fsys,
-		packed: make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}),
+		incoming: filepath.Join(dir, recipesName, incomingName),
+		fs:       cmp.Or[cas.FS](fsys, cas.OS{}),
+		packed:   make(map[cas.Digest]Packed), users: make(map[cas.Digest]map[cas.Digest]struct{}),
 		removing: make(map[cas.Digest][]Base), unread: make(map[cas.Digest]Problem)}
-	if s.fs == nil {
-		s.fs = cas.OS{}
-	}
 	if err := s.open(); err != nil {
 		return nil, fmt.Errorf("open recipes %s: %w", s.recipes, err)
 	}
@@ -265,9 +263,7 @@ func (s *RecipeStore) Put(ctx context.Context, r *Recipe, literals Source,
 
 func (s *RecipeStore) stage(ctx context.Context, r *Recipe, literals Source,
 	verify func(*Recipe) error) (path string, stored int64, err error) {
-	var id [16]byte
-	_, _ = rand.Read(id[:]) // never fails
-	path = filepath.Join(s.incoming, hex.EncodeToString(id[:]))
+	path = filepath.Join(s.incoming, rand.Text())
 	f, err := s.fs.Create(path)
 	if err != nil {
 		return "", 0, err

@@ -1,6 +1,7 @@
 package dedupe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -104,8 +105,5 @@ func (s *RecipeStore) removeWith(d cas.Digest, take func() error) error {
 	if err != nil && !errors.Is(err, cas.ErrNotFound) {
 		return err
 	}
-	if syncErr := r.Sync(); syncErr != nil {
-		return syncErr
-	}
-	return err
+	return cmp.Or(r.Sync(), err)
 }

@@ -90,9 +90,7 @@ func recoverFaults(fn func() error) (err error) {
 // value is refused. After an I/O error the database counts as damaged, because it is unknown which
 // part of a transaction is on the disk.
 func damages(err error) bool {
-	var fault *panicError
-	var damage *DamageError
-	return errors.As(err, &fault) || errors.As(err, &damage) ||
+	return errors.As(err, new(*panicError)) || errors.As(err, new(*DamageError)) ||
 		errors.Is(err, bolterrors.ErrInvalid) || errors.Is(err, bolterrors.ErrVersionMismatch) ||
 		errors.Is(err, bolterrors.ErrChecksum) || errors.Is(err, bolterrors.ErrInvalidMapping) ||
 		errors.Is(err, syscall.EIO)

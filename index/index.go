@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -119,12 +120,8 @@ func newIndex(dir string, o Options) *Index {
 		Options: o, dir: dir, entries: memo.NewCostCache[lookupKey, []Build](entriesBytes),
 		retracted: make(map[BuildID]bool), woken: make(chan struct{}, 1),
 	}
-	if x.FS == nil {
-		x.FS = cas.OS{}
-	}
-	if x.Log == nil {
-		x.Log = slog.New(slog.DiscardHandler)
-	}
+	x.FS = cmp.Or[cas.FS](x.FS, cas.OS{})
+	x.Log = cmp.Or(x.Log, slog.New(slog.DiscardHandler))
 	if x.now == nil {
 		x.now = time.Now
 	}

@@ -1,7 +1,6 @@
 package index
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -35,8 +34,5 @@ func readFile(fsys cas.FS, path string, limit int64) ([]byte, error) {
 
 // remove removes a file, if it is there.
 func remove(fsys cas.FS, path string) error {
-	if err := fsys.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return cas.Ignore(fs.ErrNotExist, fsys.Remove(path))
 }

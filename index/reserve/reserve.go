@@ -115,7 +115,7 @@ func (r *Reserve) Replenish(free int64) error {
 }
 
 func (r *Reserve) make() error {
-	if err := r.fs.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := cas.Ignore(fs.ErrNotExist, r.fs.Remove(r.path)); err != nil {
 		return err
 	}
 	f, err := r.fs.Create(r.path)

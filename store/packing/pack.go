@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"syscall"
 
@@ -56,7 +57,7 @@ func (s *Store) Pack(ctx context.Context, d cas.Digest, least Gain, gate Gate) (
 	defer leave()
 	size, err := s.whole.Size(d)
 	if err != nil {
-		return 0, ignore(cas.ErrNotFound, err) // packed already
+		return 0, cas.Ignore(cas.ErrNotFound, err) // packed already
 	}
 	if len(s.recipeStore.Users(d)) > 0 && s.Sharing.Saving(d) < least.minimum(size) {
 		return 0, nil // avoids reading most bases again
@@ -369,15 +370,10 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 			found[Family{Base: base}] = 0
 		}
 	}
-	all := make([]Family, 0, len(found))
-	for f := range found {
-		all = append(all, f)
-	}
-	slices.SortFunc(all, func(a, b Family) int {
+	return slices.SortedFunc(maps.Keys(found), func(a, b Family) int {
 		return cmp.Or(cmp.Compare(found[b], found[a]), slices.Compare(a.Hot[:], b.Hot[:]),
 			slices.Compare(a.Base[:], b.Base[:]))
-	})
-	return all, err
+	}), err
 }
 
 // mayCompact reports whether all dependents of the base may use the hot blob as their base, because
@@ -436,7 +432,7 @@ func (s *Store) Compact(ctx context.Context, f Family, gate Gate) error {
 		return nil
 	}
 	// if a client has the copy open, it is removed later
-	return ignore(ErrInUse, s.DropCopy(f.Hot))
+	return cas.Ignore(ErrInUse, s.DropCopy(f.Hot))
 }
 
 // retryLater replaces an error for missing space by ErrInUse, so that the caller retries when other

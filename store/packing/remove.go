@@ -122,7 +122,7 @@ func (s *Store) removeRecipeOfWhole(ctx context.Context, d cas.Digest) error {
 // giveUpRecipe removes a recipe, durably, and then its bases that are not needed.
 func (s *Store) giveUpRecipe(d cas.Digest, was dedupe.Packed) error {
 	return s.removeUnneededAfter(was, func() error {
-		return ignore(cas.ErrNotFound, s.removeRecipe(d))
+		return cas.Ignore(cas.ErrNotFound, s.removeRecipe(d))
 	})
 }
 
@@ -193,7 +193,7 @@ func (r *Removal) removePacked(d cas.Digest) (freed int64, err error) {
 		bases, err := r.recipes.Remove(d)
 		r.bases = append(r.bases, digestsOf(bases)...)
 		r.done = append(r.done, s.accountByForm(digestsOf(bases)...))
-		if ignore(cas.ErrNotFound, err) != nil {
+		if cas.Ignore(cas.ErrNotFound, err) != nil {
 			return 0, err
 		}
 		s.memory.dropSharing(d)
@@ -294,11 +294,8 @@ func (s *Store) verifyRecipe(ctx context.Context, r *dedupe.Recipe) error {
 		return err
 	}
 	got, err := cas.Sum(ctx, a, 0, a.Size())
-	if err = errors.Join(err, a.Close()); err != nil {
-		return err
+	if err == nil && got != r.Blob {
+		err = &cas.CorruptError{Digest: r.Blob, Got: got}
 	}
-	if got != r.Blob {
-		return &cas.CorruptError{Digest: r.Blob, Got: got}
-	}
-	return nil
+	return errors.Join(err, a.Close())
 }

@@ -257,14 +257,6 @@ func (s *Store) countTransient(disk int64) {
 // LockContended reports whether a caller waits for the lock: background work then releases it.
 func (s *Store) LockContended() bool { return s.waiting.Load() > 0 }
 
-// ignore returns nil for an error of the kind, and other errors unchanged.
-func ignore(kind, err error) error {
-	if errors.Is(err, kind) {
-		return nil
-	}
-	return err
-}
-
 // Space has the disk bytes of packed blobs, besides the whole blobs that builds need.
 type Space struct {
 	Recipes int64

@@ -86,7 +86,7 @@ func throttled(progress func(done, total int64)) func(done, total int64) {
 func (s *Store) dropIdleCopies(ctx context.Context, store *cas.Store) (freed int64) {
 	err := store.Walk(ctx, func(d cas.Digest, size, _ int64) error {
 		if err := s.DropCopy(d); err != nil {
-			return ignore(ErrInUse, err)
+			return cas.Ignore(ErrInUse, err)
 		}
 		freed += cas.RoundUpToBlock(size)
 		return nil
@@ -490,14 +490,13 @@ func (s *Store) Check(ctx context.Context, d cas.Digest) error {
 
 // IsDamage reports whether an error is about wrong bytes of a blob, a base or a recipe.
 func IsDamage(err error) bool {
-	var format *dedupe.FormatError
-	return cas.IsUnsound(err) || errors.As(err, &format)
+	return cas.IsUnsound(err) || errors.As(err, new(*dedupe.FormatError))
 }
 
 // IsMissingOrDamaged reports whether an error is about a missing or damaged blob, base or recipe.
 func IsMissingOrDamaged(err error) bool {
-	var base *dedupe.BaseError
-	return IsDamage(err) || errors.Is(err, cas.ErrNotFound) || errors.As(err, &base)
+	return IsDamage(err) || errors.Is(err, cas.ErrNotFound) ||
+		errors.As(err, new(*dedupe.BaseError))
 }
 
 // Damage is a damaged or missing blob or recipe.
