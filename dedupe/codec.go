@@ -305,23 +305,18 @@ func (d *decoder) fail(field, format string, args ...any) {
 }
 
 func (d *decoder) fixed(field string, n int) []byte {
-	if d.err != nil {
-		return nil
-	}
 	if len(d.b)-d.at < n {
 		d.fail(field, "the body ends in the middle of it")
-		return nil
+	}
+	if d.err != nil {
+		return make([]byte, n)
 	}
 	d.at += n
 	return d.b[d.at-n : d.at]
 }
 
 func (d *decoder) int64(field string) int64 {
-	b := d.fixed(field, 8)
-	if b == nil {
-		return 0
-	}
-	v := binary.LittleEndian.Uint64(b)
+	v := binary.LittleEndian.Uint64(d.fixed(field, 8))
 	if v > math.MaxInt64 {
 		d.at -= 8
 		d.fail(field, "%d", v)
@@ -333,11 +328,7 @@ func (d *decoder) int64(field string) int64 {
 // count reads the number of elements that follow, each of at least each bytes. It fails if the body
 // is too short for them, so that a wrong number allocates no memory.
 func (d *decoder) count(field string, most, each int) int {
-	b := d.fixed(field, 4)
-	if b == nil {
-		return 0
-	}
-	v := int64(binary.LittleEndian.Uint32(b))
+	v := int64(binary.LittleEndian.Uint32(d.fixed(field, 4)))
 	if v > int64(most) || v*int64(each) > int64(len(d.b)-d.at) {
 		d.at -= 4
 		d.fail(field, "%d, more than there can be", v)

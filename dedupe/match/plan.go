@@ -1,6 +1,7 @@
 package match
 
 import (
+	"cmp"
 	"slices"
 	"sort"
 
@@ -281,12 +282,8 @@ func (c cover) bytes() (n int64) {
 // add returns the cover with further matches, which are cut where the cover or a longer one has the
 // bytes.
 func (c cover) add(more []match, least int64) cover {
-	sort.Slice(more, func(i, j int) bool {
-		a, b := more[i], more[j]
-		if a.at != b.at {
-			return a.at < b.at
-		}
-		return a.length > b.length
+	slices.SortFunc(more, func(a, b match) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(b.length, a.length))
 	})
 	out := make(cover, 0, len(c)+len(more))
 	end := int64(0) // end of the result so far

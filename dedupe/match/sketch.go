@@ -1,14 +1,13 @@
 package match
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"iter"
 	"math/bits"
 	"slices"
-	"sort"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
@@ -180,12 +179,9 @@ func (c shared) count() int {
 }
 
 func sortShared(all []shared) {
-	sort.Slice(all, func(i, j int) bool {
-		a, b := float64(all[i].count())*all[i].scale, float64(all[j].count())*all[j].scale
-		if a != b {
-			return a > b
-		}
-		return bytes.Compare(all[i].digest[:], all[j].digest[:]) < 0
+	slices.SortFunc(all, func(a, b shared) int {
+		return cmp.Or(cmp.Compare(float64(b.count())*b.scale, float64(a.count())*a.scale),
+			a.digest.Compare(b.digest))
 	})
 }
 
