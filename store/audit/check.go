@@ -289,10 +289,8 @@ func (a *auditor) checkLeftovers(ctx context.Context, bases map[cas.Digest]int64
 			}
 			first = int(d[0])
 		}
-		if _, ok := needed[d]; ok {
-			return nil
-		}
-		if _, ok := bases[d]; ok {
+		_, isNeeded := needed[d]
+		if _, isBase := bases[d]; isNeeded || isBase {
 			return nil
 		}
 		ids, err := a.index.Needs(d)

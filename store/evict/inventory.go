@@ -339,10 +339,8 @@ func (a *Accounts) ByModel(list []*index.Brief) []Row {
 		all[i].model = models[all[i].of.ModelDigest]
 	}
 	slices.SortFunc(all, func(x, y row) int {
-		if x.model != y.model {
-			return cmp.Compare(y.model, x.model)
-		}
-		return cmp.Or(strings.Compare(x.of.ModelName, y.of.ModelName),
+		return cmp.Or(cmp.Compare(y.model, x.model),
+			strings.Compare(x.of.ModelName, y.of.ModelName),
 			bytes.Compare(x.of.ModelDigest[:], y.of.ModelDigest[:]),
 			cmp.Compare(y.Own+y.Shared, x.Own+x.Shared), bytes.Compare(x.ID[:], y.ID[:]))
 	})
@@ -430,10 +428,6 @@ func (t Thrashing) IsSignificant() bool { return t.Back >= minReturned && 4*t.Ba
 // tombstone's entry has such a build.
 func FindThrashing(tombstones []index.Tombstone,
 	madeSince func(*index.Tombstone) bool) (t Thrashing) {
-	type entry struct {
-		key   index.RequestKey
-		scope string
-	}
 	times := make(map[entry]int)
 	for i := range tombstones {
 		times[entry{tombstones[i].RequestKey, tombstones[i].Scope}]++

@@ -31,6 +31,12 @@ const (
 	classServed
 )
 
+// entry is what requests look up: builds of one entry replace each other.
+type entry struct {
+	key   index.RequestKey
+	scope string
+}
+
 type candidate struct {
 	*index.Brief
 	last        time.Time
@@ -65,10 +71,6 @@ type planner struct {
 
 // classify sets the classes of the candidates.
 func (pl *planner) classify() {
-	type entry struct {
-		key   index.RequestKey
-		scope string
-	}
 	all := make([]candidate, 0, len(pl.Builds)) // allocated at once, so that pointers stay valid
 	newest := make(map[entry]*candidate, len(pl.Builds))
 	if pl.limits.Entries > 0 && pl.Whole {
