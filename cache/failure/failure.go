@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -370,19 +371,9 @@ func (f *Failure) history() string {
 
 // Means reports whether a user's name for a model or a key selects the failure.
 func (f *Failure) Means(name string) bool {
-	if modelname.Matches(f.ModelName, name) {
-		return true
-	}
-	if len(name) < index.MinPrefix {
-		return false
-	}
-	for _, id := range []string{f.RequestKey.String(), f.BuildKey.String(),
-		f.ModelDigest.String()} {
-		if strings.HasPrefix(id, name) {
-			return true
-		}
-	}
-	return false
+	ids := []string{f.RequestKey.String(), f.BuildKey.String(), f.ModelDigest.String()}
+	return modelname.Matches(f.ModelName, name) || len(name) >= index.MinPrefix &&
+		slices.ContainsFunc(ids, func(id string) bool { return strings.HasPrefix(id, name) })
 }
 
 // Line describes the failure in one line.

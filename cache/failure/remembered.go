@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -245,11 +246,9 @@ func (fs *Remembered) Sweep() {
 			fs.drop(key)
 		}
 	}
-	for key, at := range fs.reported {
-		if now.Sub(at) > reportInterval {
-			delete(fs.reported, key)
-		}
-	}
+	maps.DeleteFunc(fs.reported, func(_ reportedFailure, at time.Time) bool {
+		return now.Sub(at) > reportInterval
+	})
 }
 
 // IsNew reports whether the history should record this failure. A repeated one is not recorded,

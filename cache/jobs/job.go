@@ -358,12 +358,10 @@ func (j *Job) isWanted() bool {
 
 // rank returns the job's current rank in the queue. The caller holds j.mu.
 func (j *Job) rank() Rank {
-	for w := range j.waiters {
-		if !w.Idle {
-			return RankWaited
-		}
-	}
-	if len(j.kept) > 0 {
+	switch {
+	case j.waiting() > 0:
+		return RankWaited
+	case len(j.kept) > 0:
 		return RankRequested
 	}
 	return RankBackground

@@ -273,11 +273,7 @@ func (js *Jobs) forget() {
 func (js *Jobs) stop(j *Job) {
 	j.stopped = true
 	j.cancel()
-	for key, open := range js.open {
-		if open == j {
-			delete(js.open, key)
-		}
-	}
+	maps.DeleteFunc(js.open, func(_ Key, open *Job) bool { return open == j })
 }
 
 // Joinable returns the job for the first of the keys with a job that can be joined, nil if there is

@@ -108,7 +108,8 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,
 	if j, ok := verdicts.load(b.ID, under); ok {
 		return j, nil
 	}
-	if j, ok := x.recordedNotLoading(t, b); ok {
+	if j, ok := memo.Recall[Judgement](&x.Index.Memos, x.notLoadingKey(t, b)); ok {
+		j.Firm = true // not recorded
 		verdicts.save(b.ID, j, under)
 		return j, nil
 	}
@@ -148,12 +149,6 @@ func (x *Judge) RecordNotLoading(t *Target, b *index.Build, text string) Judgeme
 		x.Log.Warn("cannot record a judgement", "build", b.BuildKey.String(), "error", err)
 	}
 	return j
-}
-
-func (x *Judge) recordedNotLoading(t *Target, b *index.Build) (j Judgement, ok bool) {
-	j, ok = memo.Recall[Judgement](&x.Index.Memos, x.notLoadingKey(t, b))
-	j.Firm = ok
-	return j, ok
 }
 
 func (x *Judge) notLoadingKey(t *Target, b *index.Build) string {
