@@ -339,9 +339,6 @@ func (d *decoder) count(field string, most, each int) int {
 
 // uvarint reads an unsigned varint below 2^63 in its shortest form.
 func (d *decoder) uvarint(field string) int64 {
-	if d.err != nil {
-		return 0
-	}
 	v, n := binary.Uvarint(d.b[d.at:])
 	if n <= 0 || v > math.MaxInt64 || n > 1 && d.b[d.at+n-1] == 0 {
 		d.fail(field, "not a number in its shortest form")
@@ -352,9 +349,6 @@ func (d *decoder) uvarint(field string) int64 {
 }
 
 func (d *decoder) varint(field string) int64 {
-	if d.err != nil {
-		return 0
-	}
 	v, n := binary.Varint(d.b[d.at:])
 	if n <= 0 || n > 1 && d.b[d.at+n-1] == 0 {
 		d.fail(field, "not a number in its shortest form")

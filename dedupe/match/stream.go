@@ -181,17 +181,12 @@ type comparer struct {
 	compared int64 // total bytes that were read from each side
 }
 
-// buffers returns windows of n bytes, which grow because most blobs need small ones.
-func (c *comparer) buffers(n int64) (a, b []byte) {
-	if int64(len(c.a)) < n {
-		c.a, c.b = make([]byte, n), make([]byte, n)
-	}
-	return c.a[:n], c.b[:n]
-}
-
 func (c *comparer) read(a dedupe.Source, ai int64, b dedupe.Source, bi, n int64) (pa, pb []byte,
 	err error) {
-	pa, pb = c.buffers(n)
+	if int64(len(c.a)) < n { // they grow, because most blobs need small ones
+		c.a, c.b = make([]byte, n), make([]byte, n)
+	}
+	pa, pb = c.a[:n], c.b[:n]
 	if err := dedupe.ReadFull(a, pa, ai); err != nil {
 		return nil, nil, err
 	}
