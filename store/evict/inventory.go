@@ -146,22 +146,16 @@ func (inv *Inventory) release(at uint32) (freed int64) {
 	freed = f.recipe + f.unpacked
 	f.recipe, f.unpacked, f.saving = 0, 0, 0
 	for _, base := range f.bases {
-		freed += inv.releaseRecipe(base)
+		other := inv.packing[base]
+		if other.users--; other.users == 0 && inv.blobs[base].Needs == 0 {
+			freed += inv.dropWhole(base)
+		}
 	}
 	f.bases = nil
 	if f.users == 0 {
 		freed += inv.dropWhole(at)
 	}
 	return freed
-}
-
-// releaseRecipe removes one recipe from those of which a blob is a base.
-func (inv *Inventory) releaseRecipe(at uint32) (freed int64) {
-	f := inv.packing[at]
-	if f.users--; f.users == 0 && inv.blobs[at].Needs == 0 {
-		return inv.dropWhole(at)
-	}
-	return 0
 }
 
 // dropWhole removes the whole file of a blob.
@@ -201,9 +195,8 @@ func (inv *Inventory) retain(at uint32) (takes int64) {
 
 // restoreWhole undoes dropWhole.
 func (inv *Inventory) restoreWhole(at uint32) (takes int64) {
-	b := &inv.blobs[at]
-	b.Disk = inv.before[at]
-	return b.Disk
+	inv.blobs[at].Disk = inv.before[at]
+	return inv.before[at]
 }
 
 // neededBytes returns the bytes of all that the builds need, each part once: blobs in all

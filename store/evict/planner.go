@@ -267,8 +267,11 @@ func (pl *planner) evictAboveQuota() {
 	}
 	for i := range pl.Others {
 		if one := &pl.Others[i]; has[one.UID] > pl.limits.User {
-			pl.countKeptOther(one, "shared, so only administrators may remove it, though "+
-				""+over(one.UID))
+			k := pl.countKept("shared, so only administrators may remove it, though " +
+				over(one.UID))
+			for _, at := range one.Blobs {
+				k.Bytes += pl.inv.bytes(at)
+			}
 		}
 	}
 }
@@ -503,14 +506,6 @@ func (pl *planner) countKept(why string) *Kept {
 	}
 	k.Builds++
 	return k
-}
-
-// countKeptOther counts a build that is not collected.
-func (pl *planner) countKeptOther(b *index.Brief, why string) {
-	k := pl.countKept(why)
-	for _, at := range b.Blobs {
-		k.Bytes += pl.inv.bytes(at)
-	}
 }
 
 func (pl *planner) uncountKept(one *candidate) {
