@@ -65,13 +65,9 @@ func (x *Index) addBuild(tx *bbolt.Tx, b Build) error {
 // removeBuild takes the rows of a build out again, those of its use and view included, and returns
 // the bytes on disk of blobs that no build needs any more. It is not an error if there are none.
 func removeBuild(tx *bbolt.Tx, id BuildID) (freed int64, err error) {
-	body, err := get(tx, bucketBuilds, id[:])
-	if body == nil || err != nil {
-		return freed, err
-	}
-	b, err := unmarshalBuild(body)
+	b, err := readBuild(tx, id)
 	if err != nil {
-		return 0, &DamageError{File: "index.db", Reason: err.Error()}
+		return 0, cas.Ignore(ErrNotFound, err)
 	}
 	space, err := readSpace(tx)
 	if err != nil {

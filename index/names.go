@@ -109,12 +109,8 @@ type rowPrefix struct{ bucket, prefix []byte }
 // prefixesOf lists the rows that builds of a name may have.
 func (x *Index) prefixesOf(name string) []rowPrefix {
 	rows := []rowPrefix{{bucketNames, modelNameKey(name, nil)}}
-	digits := name[:len(name)&^1] // whole bytes; the record decides about a half one
-	if len(name) < MinPrefix || len(name) > 2*len(RequestKey{}) {
-		return rows
-	}
-	value, err := hex.DecodeString(digits)
-	if err != nil {
+	value, err := hex.DecodeString(name[:len(name)&^1]) // the record decides about a half byte
+	if err != nil || len(name) < MinPrefix || len(name) > 2*len(RequestKey{}) {
 		return rows
 	}
 	return append(rows, rowPrefix{bucketNames, nameKey(nameBuildKey, value, nil)},
