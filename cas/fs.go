@@ -191,11 +191,6 @@ var Boot = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(b))
 })
 
-// isUnreadable reports whether the disk failed, or the path is a link (ELOOP) or a socket (ENXIO).
-func isUnreadable(err error) bool {
-	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
-}
-
 // DiskBytes returns the bytes of the file at path on the disk, in whole blocks.
 func DiskBytes(path string) (int64, error) {
 	var st unix.Stat_t

@@ -231,7 +231,8 @@ func (s *Store) linkNew(ctx context.Context, f *os.File, path string, d Digest) 
 // bytes, not a regular file, or unreadable. Other errors, and ErrNotFound, do not.
 func IsUnsound(err error) bool {
 	return errors.As(err, new(*CorruptError)) || errors.Is(err, errNotRegular) ||
-		errors.Is(err, fs.ErrPermission) || isUnreadable(err)
+		errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EIO) ||
+		errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENXIO) // a link, a socket
 }
 
 // sameFile checks that the linked path is the hashed file: a compiler could have replaced it.

@@ -198,9 +198,7 @@ func noRule(ep string, missed []string) string {
 var shippedFiles embed.FS
 
 // Shipped returns the rules that are part of the program.
-func Shipped() *Set { return shipped() }
-
-var shipped = sync.OnceValue(func() *Set {
+var Shipped = sync.OnceValue(func() *Set {
 	set, err := readShipped()
 	if err != nil {
 		panic(err) // our own mistake, which tests find
