@@ -42,9 +42,7 @@ func isArtefact(m *epmodel.Model) bool { return len(m.Contexts) > 0 && !m.WrapsI
 type Models struct {
 	book  memo.Book
 	now   func() time.Time
-	known memo.Table[memoEntry, Model]
-	// models with many names, of which fewer are kept because they take more memory
-	bulky memo.Table[memoEntry, Model]
+	known *memo.CostCache[memoEntry, Model] // by the bytes that they take
 
 	// reading lets one request read a graph while others wait for its result, because many
 	// applications may start at the same time.
@@ -56,17 +54,16 @@ type memoEntry struct {
 	kind string
 }
 
-// Bounds of the memo in memory: 64 MiB of models with few names, 16 MiB of those with many.
+// Bounds of the memo in memory, in bytes: of all models, and of the names in one.
 const (
-	memoEntries  = 1 << 16
-	fewNames     = 1 << 10 // bytes
-	bulkyEntries = 1 << 6
-	manyNames    = 1 << 18
+	maxKnown = 64 << 20
+	maxNames = 256 << 10
 )
 
 // NewModels returns Models that store their memos in the book.
 func NewModels(book memo.Book, now func() time.Time) *Models {
-	return &Models{book: book, now: now}
+	return &Models{book: book, now: now,
+		known: memo.NewCostCache[memoEntry, Model](maxKnown)}
 }
 
 // IdentifyRequest are the models of one request.
@@ -249,10 +246,7 @@ func (ms *Models) read(ctx context.Context, r *identification, graphKey memo.ID,
 
 func (ms *Models) load(key memo.ID, kind string) (Model, bool) {
 	e := memoEntry{key, kind}
-	m, ok := ms.known.Load(e)
-	if !ok {
-		m, ok = ms.bulky.Load(e)
-	}
+	m, _, ok := ms.known.Get(e)
 	if ok {
 		return m, m.complete(kind)
 	}
@@ -273,15 +267,13 @@ func (m *Model) complete(kind string) bool {
 // remember remembers a model in memory, unless its names take too much memory; such a model is read
 // each time.
 func (ms *Models) remember(e memoEntry, m Model) {
-	size := len(m.Store)
+	const fixed = 512 // and the map's entry
+	size := fixed + len(m.Store)
 	for _, name := range slices.Concat(m.Locations, m.FreeDims) {
 		size += 16 + len(name)
 	}
-	switch {
-	case size <= fewNames:
-		ms.known.Save(e, m, memoEntries)
-	case size <= manyNames:
-		ms.bulky.Save(e, m, bulkyEntries)
+	if size <= maxNames {
+		ms.known.Set(e, m, size)
 	}
 }
 

@@ -77,8 +77,8 @@ func TestGroupLeavesRememberedFailuresOfMembers(t *testing.T) {
 		if !ok {
 			t.Skip("SKIPPED: the temporary directory's file system promises nothing of stamps")
 		}
-		ms.known.Save(memoEntry{key, "graph"},
-			Model{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, memoEntries)
+		ms.known.Set(memoEntry{key, "graph"},
+			Model{Digest: cas.Digest{byte(i + 1)}, FreeDims: names[:1]}, 1)
 	}
 	m, err := ms.Identify(t.Context(), &IdentifyRequest{UID: 1, Models: models})
 	require.NoError(t, err)
@@ -120,7 +120,7 @@ func TestAModelIsReadOnceForAll(t *testing.T) {
 	_, err = identify(ctx)
 	require.Equal(t, apierr.Cancelled, apierr.ClassOf(err), "a caller that leaves does not wait")
 	read := Model{Digest: cas.Digest{1}} // not what they would read themselves
-	ms.known.Save(memoEntry{key, "graph"}, read, memoEntries)
+	ms.known.Set(memoEntry{key, "graph"}, read, 1)
 	end()
 	wait.Wait()
 	for _, m := range models {
