@@ -55,8 +55,7 @@ a picture of the 60 largest files and their common parts, with --json the data o
 
 Files with common bytes store them twice until one is packed; the last line says how much that is.
 Users see their own builds and the shared ones that they requested. ENTRY is as for show.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed),
+			exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl du
   epcachectl du batch1.onnx batch4.onnx
   epcachectl du --svg > shared.svg`,

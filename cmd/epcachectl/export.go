@@ -70,8 +70,7 @@ compiled ahead of time, say for an NPU, then answer the requests of that machine
 devices differ from those here.
 
 Private builds of other users are left out, also for administrators.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
-				exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+			exit.Help(exit.ServingCodes...),
 		Example: `  epcachectl export mobilenet.onnx --to /media/stick/models.tar --key ci.key
   epcachectl export --all --pinned --to bundle/ --key ci.key
   epcachectl export --all --pinned --layer image/usr/share/epcached

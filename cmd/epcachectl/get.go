@@ -50,8 +50,7 @@ With --state, compatibility is unknown, or optimal if --runtime DIR has the libr
 build. If several builds fit they are listed, and --build chooses.
 
 With -n nothing is compiled or written; it prints what would be done.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
-				exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+			exit.Help(exit.ServingCodes...),
 		Example: `  epcachectl get mobilenet.onnx --ep OpenVINOExecutionProvider:CPU
   epcachectl get det.onnx --ep OpenVINOExecutionProvider:NPU,device=0x643e,is_virtual=1
   epcachectl get det.onnx --ep QNNExecutionProvider --option soc_model=60 --dim batch=1 --out qnn/

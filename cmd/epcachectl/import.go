@@ -53,8 +53,7 @@ machine. Builds are stored for this user, or for all users if an administrator o
 them. Importing again changes nothing.
 
 --check does all of that, and stores nothing. -n looks at the signatures and the libraries only.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
-				exit.NoDaemon, exit.Stale, exit.NotAllowed, exit.Interrupt),
+			exit.Help(exit.ServingCodes...),
 		Example: `  epcachectl import /media/stick/models.tar
   epcachectl import models.tar --trust ci.pub --pin
   ssh builder epcachectl export --all --key ci.key --to - | epcachectl import -`,
@@ -194,11 +193,7 @@ func (im *imports) one(ctx context.Context, c *unixsock.Client, b *portable.Bund
 	}
 	defer os.RemoveAll(dir)
 	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			_ = f.Close() // opened for reading
-		}
-	}()
+	defer func() { modelfile.CloseFiles(files) }()
 	done, total := int64(0), e.Config.Size()
 	for i, f := range e.Config.Files {
 		name := filepath.Join(dir, fmt.Sprint(i))

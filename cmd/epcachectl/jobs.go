@@ -301,8 +301,7 @@ func newJobsFollow(a *cli.Call) *cobra.Command {
 		Long: `follow waits for the end of a job and prints the result. It shows progress on
 standard error: a bar on a terminal, otherwise a line for each phase. It does not keep the job
 alive: the job ends when all requests for it have ended, unless it runs in the background.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed, exit.Interrupt) + `
+			exit.Help(exit.WaitingCodes...) + `
 
 Status 1 means that the compile failed or was cancelled.`,
 		Example: "  epcachectl jobs follow 6524d4",

@@ -25,8 +25,7 @@ func newPull(a *cli.Call) *cobra.Command {
 		Long: `pull has the daemon fetch the build of each MODEL from the remotes of its
 configuration, unless it is stored already, and compiles nothing. It asks remotes again that did not
 have the build a moment ago. Flags say what is requested, as those of get.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed, exit.Interrupt),
+			exit.Help(exit.WaitingCodes...),
 		Example: "  epcachectl pull det.onnx rec.onnx --ep OpenVINOExecutionProvider:CPU",
 		Args:    cli.UsageArgs(1, math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,8 +46,7 @@ func newPush(a *cli.Call) *cobra.Command {
 		Long: `push copies the shared builds of each MODEL or ENTRY to the remotes that have publish
 = "shared" in the daemon's configuration, signed by the daemon's key, and waits for that. A build
 holds its model's weights. Private builds, and those of other machines, are not copied.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed, exit.Interrupt),
+			exit.Help(exit.WaitingCodes...),
 		Example: "  epcachectl push det.onnx --remote fleet",
 		Args:    cli.UsageArgs(1, math.MaxInt),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {

@@ -26,8 +26,7 @@ that FILE does not list.
 
 --follow waits for all of them, shows progress, and prints each result; interrupting it cancels
 nothing. The flags are those of get. With -n it prints what would be compiled.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed, exit.Interrupt) + `
+			exit.Help(exit.WaitingCodes...) + `
 
 Status 0 means that every build exists or is queued; with --follow, that it exists.`,
 		Example: `  epcachectl warm models/ --ep OpenVINOExecutionProvider:CPU

@@ -61,6 +61,13 @@ func Help(codes ...int) string {
 // AskingCodes are the exit codes of a verb that sends a request to the daemon.
 var AskingCodes = []int{Done, Failed, BadUsage, NotFound, NoDaemon, NotAllowed}
 
+// WaitingCodes are those of a verb that waits for a result, which takes long.
+var WaitingCodes = append(slices.Clone(AskingCodes), Interrupt)
+
+// ServingCodes are those of a verb that may also find damaged and stale builds.
+var ServingCodes = []int{Done, Failed, BadUsage, NotFound, Damage, NoDaemon, Stale, NotAllowed,
+	Interrupt}
+
 // coded is an error that leads to an exit code.
 type coded struct {
 	error

@@ -98,9 +98,8 @@ func (p *picture) findFamilies() {
 			}
 		}
 	}
-	p.shared = slices.Sorted(maps.Keys(p.bytes))
-	slices.SortStableFunc(p.shared, func(a, b string) int {
-		return cmp.Compare(p.bytes[b], p.bytes[a])
+	p.shared = slices.SortedFunc(maps.Keys(p.bytes), func(a, b string) int {
+		return cmp.Or(cmp.Compare(p.bytes[b], p.bytes[a]), strings.Compare(a, b))
 	})
 	for i, holder := range p.shared {
 		p.colours[holder] = svgOther

@@ -22,8 +22,7 @@ func NewCheck(a *cli.Call) *cobra.Command {
 		Long: `check tests the operations that the daemon needs of a remote: reading, writing,
 writes that only create or only replace one version, ranges, listing and the clock. It leaves one
 small object there. For an operation that fails it prints the consequence.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed),
+			exit.Help(exit.AskingCodes...),
 		Example: "  epcachectl remote check fleet",
 		Args:    cli.UsageArgs(1, 1),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {

@@ -212,8 +212,7 @@ func NewGC(a *cli.Call) *cobra.Command {
 not renewed for 30 to 60 days, files that no other build needs, expired leases, and objects of
 remote check. Nothing younger than a day is removed. Use it where the store has no lifecycle rules,
 such as a directory, first with -n. It needs the rights to list and to delete.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.NoDaemon,
-				exit.NotAllowed, exit.Interrupt),
+			exit.Help(exit.WaitingCodes...),
 		Example: "  epcachectl remote gc fleet -n\n  epcachectl remote gc fleet",
 		Args:    cli.UsageArgs(1, 1),
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client, args []string) error {

@@ -113,12 +113,7 @@ func (c *Columns) shrink() {
 		over += width
 	}
 	for ; over > 0 && c.p.Width > 0 && len(c.widths) > 2; over-- {
-		widest := 0
-		for i, width := range c.widths {
-			if width > c.widths[widest] {
-				widest = i
-			}
-		}
+		widest := slices.Index(c.widths, slices.Max(c.widths))
 		if c.widths[widest] <= 1 {
 			return
 		}
