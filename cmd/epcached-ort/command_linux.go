@@ -51,11 +51,7 @@ func (j *job) command() error {
 	if err != nil {
 		return step(err, "start %s", name)
 	}
-	var status unix.WaitStatus
-	var usage unix.Rusage
-	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		_, err = unix.Wait4(tool, &status, 0, &usage)
-	}
+	status, usage, err := wait(tool)
 	if err != nil {
 		return step(err, "wait for %s", name)
 	}

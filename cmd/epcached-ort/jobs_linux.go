@@ -43,12 +43,6 @@ func (j *job) logError(text string) {
 	}
 }
 
-func (j *job) loggedErrors() []string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return slices.Clone(j.errors)
-}
-
 func (j *job) run() error {
 	switch j.req.Do {
 	case workerproto.TrySandbox:

@@ -3,8 +3,6 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -181,12 +179,9 @@ func (j *job) trySandbox() error {
 		_ = unix.Close(fd) // it was not used
 	}
 	c.Memory, _ = strconv.ParseInt(readCgroup("memory.max"), 10, 64) // "max" is no bound
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return nil // unreadable values count as missing
-	}
-	for lines := bufio.NewScanner(bytes.NewReader(status)); lines.Scan(); {
-		name, value, _ := strings.Cut(lines.Text(), ":")
+	status, _ := os.ReadFile("/proc/self/status")                    // unreadable values count as missing
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
 		value = strings.TrimSpace(value)
 		switch name {
 		case "Seccomp":

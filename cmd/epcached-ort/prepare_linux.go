@@ -232,6 +232,14 @@ func supervise(first bool, model int) (int, error) {
 	return exitStatus(status), nil
 }
 
+// wait waits for the end of a child process.
+func wait(pid int) (status unix.WaitStatus, usage unix.Rusage, err error) {
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		_, err = unix.Wait4(pid, &status, 0, &usage)
+	}
+	return status, usage, err
+}
+
 // await reaps processes until the worker is among them.
 func await(worker int) (unix.WaitStatus, error) {
 	for {

@@ -57,11 +57,7 @@ func serve() error {
 		_ = unix.Close(int(fd)) // the worker has a duplicate; its end must be noticed
 	}
 	go obeyDaemon(in, worker)
-	var status unix.WaitStatus
-	var usage unix.Rusage
-	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		_, err = unix.Wait4(worker, &status, 0, &usage)
-	}
+	status, usage, err := wait(worker)
 	if err != nil {
 		return fmt.Errorf("wait for the worker: %w", err)
 	}

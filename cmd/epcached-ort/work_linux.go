@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"unsafe"
@@ -81,7 +82,9 @@ func (j *job) answer() (workerproto.Event, int) {
 	if err := j.run(); err != nil {
 		return workerproto.Event{Refusal: refusal(j.req.Do, err)}, workerproto.ExitRefused
 	}
-	j.result.Errors = j.loggedErrors()
+	j.mu.Lock()
+	j.result.Errors = slices.Clone(j.errors)
+	j.mu.Unlock()
 	j.result.PeakMemory = max(j.result.PeakMemory, peakMemory())
 	return workerproto.Event{Result: &j.result}, workerproto.ExitDone
 }
