@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -146,14 +145,14 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler,
 		Rebuild: upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs),
 			CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
 		Policies: make(map[string]request.Policy, len(s.Policies)),
-		Pack:     s.Space.Pack, PackAfter: parsePause(s.Space.PackAfter), Verify: s.Space.Verify(),
+		Pack:     s.Space.Pack, PackAfter: config.Duration(s.Space.PackAfter), Verify: config.Duration(s.Space.VerifyEvery),
 		UnpackedDir: s.Space.UnpackedDir,
 		Space: store.SpaceOptions{Budget: store.Amount(budget), Floor: store.Amount(floor),
 			UserBytes: store.Amount(user), UserShare: store.Amount(share),
-			MaxUnused: s.Space.Unused(), MaxEntries: s.Space.MaxEntries},
-		Failures: failure.Options{Off: !s.Failures.Remember, Crash: parsePause(s.Failures.Crash),
-			Limit: parsePause(s.Failures.Limit), Longest: parsePause(s.Failures.Longest),
-			Refused: parsePause(s.Failures.Refused)},
+			MaxUnused: config.Duration(s.Space.MaxUnused), MaxEntries: s.Space.MaxEntries},
+		Failures: failure.Options{Off: !s.Failures.Remember, Crash: config.Duration(s.Failures.Crash),
+			Limit: config.Duration(s.Failures.Limit), Longest: config.Duration(s.Failures.Longest),
+			Refused: config.Duration(s.Failures.Refused)},
 		Conditions: conditions(s),
 		Remotes:    remotesOf(s), WarnExpired: s.OnExpired == "warn",
 	}
@@ -213,12 +212,6 @@ func limitsOf(l config.Limits) compilers.Limits {
 func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
 	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write,
 		NoNamespaces: !s.Namespaces}
-}
-
-// parsePause parses a duration that was checked when the configuration was read.
-func parsePause(text string) time.Duration {
-	d, _ := config.ParseDuration(text)
-	return d // 0 is the cache's default
 }
 
 // conditions are the settings that a compile's outcome depends on; after a change, remembered

@@ -96,11 +96,11 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 // Config converts the remote for package remote.
 func (r Remote) Config(name string) remote.Config {
 	return remote.Config{Name: name, URL: r.URL, Region: r.Region, Endpoint: r.Endpoint,
-		Connect: duration(r.Connect), Rate: amount(r.Rate).Bytes}
+		Connect: Duration(r.Connect), Rate: amount(r.Rate).Bytes}
 }
 
 // Loss is LoseAtMost as a duration.
-func (r Remote) Loss() time.Duration { return duration(r.LoseAtMost) }
+func (r Remote) Loss() time.Duration { return Duration(r.LoseAtMost) }
 
 // checkEP finds a misspelled execution provider. Plugins may register under any name, so an unknown
 // name is accepted if it has the usual syntax and is not similar to a known one.

@@ -178,7 +178,7 @@ type Policy struct {
 }
 
 // Age is MaxAge as a duration; 0: no limit.
-func (p Policy) Age() time.Duration { return duration(p.MaxAge) }
+func (p Policy) Age() time.Duration { return Duration(p.MaxAge) }
 
 // AutostartIdleExit is how long a daemon that a client started stays without use by default.
 const AutostartIdleExit = 15 * time.Minute
@@ -189,7 +189,7 @@ func (s *Settings) IdleAfter(started bool) time.Duration {
 	if s.IdleExit == "" && started {
 		return AutostartIdleExit
 	}
-	return duration(s.IdleExit)
+	return Duration(s.IdleExit)
 }
 
 // Claims bound the artefacts that applications compile themselves.

@@ -51,8 +51,8 @@ func ParseDuration(text string) (time.Duration, error) {
 	return time.Duration(total), nil
 }
 
-// duration is ParseDuration of a checked text; 0 for "".
-func duration(text string) time.Duration {
+// Duration is ParseDuration of a checked text; 0 for "".
+func Duration(text string) time.Duration {
 	d, _ := ParseDuration(text)
 	return d
 }
@@ -159,12 +159,6 @@ func amount(text string) Amount {
 func (x Space) Amounts() (budget, floor, user, share Amount) {
 	return amount(x.Budget), amount(x.FreeFloor), amount(x.UserBytes), amount(x.UserShare)
 }
-
-// Unused is MaxUnused as a duration; 0: any time.
-func (x Space) Unused() time.Duration { return duration(x.MaxUnused) }
-
-// Verify is VerifyEvery; 0: never.
-func (x Space) Verify() time.Duration { return duration(x.VerifyEvery) }
 
 // minBudget is smaller than any useful compiled model. A smaller budget probably lacks its unit.
 const minBudget = 64 << 10

@@ -162,10 +162,6 @@ func (r *Reloader) accept(s *config.Settings, set *rules.Set) {
 	r.Log.Info("configuration "+
 		"reloaded", "in_force_now", strings.Join(changed, ", "), "at_the_next_start",
 		strings.Join(r.waiting, ", "))
-	r.Cache.RecordConfiguration(acceptedText(changed, r.waiting))
-}
-
-func acceptedText(changed, waiting []string) string {
 	text := "reloaded; no value in effect has changed"
 	if len(changed) > 0 {
 		text = "changed and in effect: " + strings.Join(changed, ", ")
@@ -173,7 +169,7 @@ func acceptedText(changed, waiting []string) string {
 	if len(waiting) > 0 {
 		text += "; takes effect after a restart: " + strings.Join(waiting, ", ")
 	}
-	return text
+	r.Cache.RecordConfiguration(text)
 }
 
 const maxRefused = 20
