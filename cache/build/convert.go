@@ -276,11 +276,13 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan := v.detached
+	var written *epmodel.Splice
+	var contexts []epmodel.DetachedContext
 	if v.Embed {
-		plan = v.embedded
+		written, err = v.embedded(ctx, m, graph, &in)
+	} else {
+		written, contexts, err = epmodel.Detach(ctx, m, graph, v.Graph, identity.Sum)
 	}
-	written, contexts, err := plan(ctx, m, graph, &in)
 	if err != nil {
 		return nil, err
 	}
@@ -304,22 +306,15 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 }
 
 func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Source,
-	in *openFiles) (
-	*epmodel.Splice, []epmodel.DetachedContext, error) {
+	in *openFiles) (*epmodel.Splice, error) {
 	bins := make(map[string]epmodel.Source)
 	for _, name := range m.ContextFiles() {
 		var err error
 		if bins[name], err = in.source(name); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
-	written, err := epmodel.Embed(ctx, m, graph, bins, v.MaxGraph)
-	return written, nil, err
-}
-
-func (v *Form) detached(ctx context.Context, m *epmodel.Model, graph epmodel.Source, _ *openFiles) (
-	*epmodel.Splice, []epmodel.DetachedContext, error) {
-	return epmodel.Detach(ctx, m, graph, v.Graph, identity.Sum)
+	return epmodel.Embed(ctx, m, graph, bins, v.MaxGraph)
 }
 
 // copyRest copies files that are neither graph nor context, such as external initializers.

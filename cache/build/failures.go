@@ -168,13 +168,6 @@ func (j *Job) recordFailure(reason failure.Reason, err error) error {
 	return err
 }
 
-// forgetFailure removes remembered failures of the job's compile.
-func (j *Job) forgetFailure() {
-	for _, scope := range []string{j.scope, j.FailureScope(j.scope)} {
-		j.bd.Failures.Forget(j.Plan.FailureKey(j.Content, scope))
-	}
-}
-
 // removeOwnNames replaces the paths of the job's private copy and directory in a failure by the
 // user's.
 func (j *Job) removeOwnNames(f *failure.Failure) {

@@ -91,7 +91,9 @@ func (j *Job) Run(ctx context.Context, f *jobs.Job) (result *jobs.Result, err er
 	if err != nil {
 		return nil, j.failed(ctx, err)
 	}
-	j.forgetFailure()
+	for _, scope := range []string{j.scope, j.FailureScope(j.scope)} {
+		j.bd.Failures.Forget(j.Plan.FailureKey(j.Content, scope))
+	}
 	if j.compared != nil {
 		result.Fact = j.compared
 	}

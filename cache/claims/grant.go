@@ -141,14 +141,13 @@ func (cs *Claims) grantInTurn(ctx context.Context, j *jobs.Job,
 	var last *request.ClaimEnd
 	for {
 		cl := cs.grant(key, j, last)
-		switch {
-		case cl != nil:
-		case ctx.Err() != nil:
-			last = &request.ClaimEnd{UID: about.UID, Text: jobCancelled}
-		case last == nil:
-			last = &request.ClaimEnd{UID: about.UID, Text: "the claimant disconnected"}
-		}
 		if cl == nil {
+			switch {
+			case ctx.Err() != nil:
+				last = &request.ClaimEnd{UID: about.UID, Text: jobCancelled}
+			case last == nil:
+				last = &request.ClaimEnd{UID: about.UID, Text: "the claimant disconnected"}
+			}
 			return nil, request.ClaimFailed(about.ModelName, last)
 		}
 		of := event.About{Peer: cl.Peer, Key: cl.Plan.RequestKey, Model: cl.Name}

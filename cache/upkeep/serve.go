@@ -17,14 +17,6 @@ import (
 	"github.com/epcached/epcached/index"
 )
 
-// paused reports whether no rebuild may begin now, and for how long; 0: until a change.
-func (q *Rebuilds) paused(now time.Time) (paused bool, wait time.Duration) {
-	if wait := q.options.Limits().window.untilOpen(now); wait > 0 {
-		return true, wait
-	}
-	return q.options.Busy(), 0
-}
-
 // Start starts the workers, which run until the context ends.
 func (q *Rebuilds) Start(ctx context.Context, o Options) {
 	q.options, q.ctx, q.tasks, q.changed = o, ctx, make(map[taskKey]*task), make(chan struct{})
@@ -137,8 +129,8 @@ func (q *Rebuilds) next(rest time.Time) (t *task, wait time.Duration, changed <-
 	if rest.After(now) {
 		return nil, rest.Sub(now), changed
 	}
-	if paused, wait := q.paused(now); paused {
-		return nil, wait, changed
+	if wait = q.options.Limits().window.untilOpen(now); wait > 0 || q.options.Busy() {
+		return nil, wait, changed // 0 if it is busy: until a change
 	}
 	q.byUse(ready)
 	q.mu.Lock()
