@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/epcached/epcached/cache/event"
@@ -319,13 +320,10 @@ func (v *Form) embedded(ctx context.Context, m *epmodel.Model, graph epmodel.Sou
 
 // copyRest copies files that are neither graph nor context, such as external initializers.
 func (v *Form) copyRest(m *epmodel.Model, from string) ([]string, error) {
-	done := map[string]bool{v.Of.Graph: true}
-	for _, name := range m.ContextFiles() {
-		done[name] = true
-	}
+	done := append(m.ContextFiles(), v.Of.Graph)
 	var names []string
 	for _, f := range v.Of.Files {
-		if done[f.Name] {
+		if slices.Contains(done, f.Name) {
 			continue
 		}
 		path := filepath.Join(from, filepath.FromSlash(f.Name))

@@ -273,7 +273,9 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation,
 		if other {
 			n.distance += 1 << 30
 		}
-		best = insertNearest(best, n)
+		at, _ := slices.BinarySearchFunc(best, n, (*neighbour).compare)
+		best = slices.Insert(best, at, n)
+		best = best[:min(len(best), MaxNeighbours)]
 		return nil
 	})
 	if err != nil && !(errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil) {
@@ -290,15 +292,6 @@ func (q *Queries) addNeighbours(ctx context.Context, out *wire.Explanation,
 				Differences: differencesReply(asked.Differences(record))})
 	}
 	return nil
-}
-
-func insertNearest(best []*neighbour, n *neighbour) []*neighbour {
-	at, _ := slices.BinarySearchFunc(best, n, func(a, b *neighbour) int { return a.compare(b) })
-	if at == MaxNeighbours {
-		return best
-	}
-	best = slices.Insert(best, at, n)
-	return best[:min(len(best), MaxNeighbours)]
 }
 
 // Why explains the state and the history of an entry. The entry is named as for Show. While its

@@ -179,7 +179,8 @@ func (j *job) trySandbox() error {
 		_ = unix.Close(fd) // it was not used
 	}
 	c.Memory, _ = strconv.ParseInt(readCgroup("memory.max"), 10, 64) // "max" is no bound
-	status, _ := os.ReadFile("/proc/self/status")                    // unreadable values count as missing
+	// unreadable values count as missing
+	status, _ := os.ReadFile("/proc/self/status")
 	for line := range strings.Lines(string(status)) {
 		name, value, _ := strings.Cut(line, ":")
 		value = strings.TrimSpace(value)

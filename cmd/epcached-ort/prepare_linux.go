@@ -65,9 +65,14 @@ func limit(p workerproto.Preparation) error {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
 	raiseNiceness(p.Nice)
-	useDefaultSlices()
-	if p.Idle {
-		setIdlePriority()
+	// The daemon's time slices are short for its requests: reset this thread's to the default.
+	if attr, err := unix.SchedGetAttr(0, 0); err == nil {
+		attr.Runtime = 0
+		_ = unix.SchedSetAttr(0, attr, 0) // only durations depend on it
+	}
+	if p.Idle { // the lowest I/O priority, if the kernel supports priorities
+		const ownProcess, idleClass = 1, 3 << 13 // IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
+		_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ownProcess, 0, idleClass)
 	}
 	// The kernel kills this process first when memory runs out, because a compile can be retried,
 	// while all users need the daemon. Best effort: the kernel may forbid it in containers.
@@ -86,15 +91,6 @@ func raiseNiceness(nice int) {
 	}
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
 	_ = os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(nice)), 0)
-}
-
-// useDefaultSlices resets this thread's time slices to the default, because the daemon's are short
-// for its requests.
-func useDefaultSlices() {
-	if attr, err := unix.SchedGetAttr(0, 0); err == nil {
-		attr.Runtime = 0
-		_ = unix.SchedSetAttr(0, attr, 0) // only durations depend on it
-	}
 }
 
 // noModel is the descriptor of a worker without an open model.
@@ -178,12 +174,6 @@ func lowerLimit(resource int, value uint64) error {
 		hard = min(value+1, old.Max) // so that SIGXCPU at the soft limit shows the cause
 	}
 	return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: hard})
-}
-
-// setIdlePriority sets the lowest I/O priority, if the kernel supports priorities.
-func setIdlePriority() {
-	const ownProcess, idleClass = 1, 3 << 13 // IOPRIO_WHO_PROCESS, IOPRIO_CLASS_IDLE
-	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ownProcess, 0, idleClass)
 }
 
 // reapTimeout is how long to wait for killed processes.

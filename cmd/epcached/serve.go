@@ -212,7 +212,9 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 // ready it calls begin, and at the end begin's result.
 func (p *process) answer(ctx context.Context, s *config.Settings, c *cache.Cache, e *socketEntrance,
 	begin func() func()) (gone string, err error) {
-	if err := e.open(c); err != nil {
+	e.backend.Cache = c
+	e.server.RefuseAll(nil)
+	if err := e.listen(); err != nil {
 		return "", err
 	}
 	server, log := e.server, e.log
@@ -297,12 +299,6 @@ func (e *socketEntrance) refuseClients(what string) {
 	if err := e.listen(); err != nil {
 		e.log.Warn("cannot answer clients while the daemon is starting", "error", err)
 	}
-}
-
-func (e *socketEntrance) open(c *cache.Cache) error {
-	e.backend.Cache = c
-	e.server.RefuseAll(nil)
-	return e.listen()
 }
 
 // close stops refuseClients, and removes the socket.
