@@ -11,7 +11,6 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/failure"
-	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cache/jobs"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
@@ -218,7 +217,11 @@ func (j *Job) withAdvice(err error) error {
 	}
 	f := failure.FromError(e)
 	j.addDimensionsHint(f)
-	addCPUHint(f, &j.Plan.Canonical)
+	if j.Plan.Canonical.SessionOptions["session.disable_cpu_ep_fallback"] == "1" &&
+		strings.Contains(f.Text, ortNoCPUText) {
+		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the CPU runs these " +
+			"nodes, and the answer lists them")
+	}
 	for key, value := range f.Facts {
 		e.WithFact(key, value)
 	}
@@ -228,16 +231,6 @@ func (j *Job) withAdvice(err error) error {
 
 // ortNoCPUText is ONNX Runtime's error for a session that must leave no node to the CPU.
 const ortNoCPUText = "fallback to CPU EP has been explicitly disabled"
-
-// addCPUHint adds the hint that the request forbids the CPU, which some nodes of the model
-// need.
-func addCPUHint(f *failure.Failure, c *identity.Record) {
-	if c.SessionOptions["session.disable_cpu_ep_fallback"] == "1" &&
-		strings.Contains(f.Text, ortNoCPUText) {
-		f.AddHint("without --complete (session.disable_cpu_ep_fallback) the CPU runs these " +
-			"nodes, and the answer lists them")
-	}
-}
 
 // addDimensionsHint adds a hint if open dimensions may be the cause, because the execution provider
 // refused the model or took none of its nodes.

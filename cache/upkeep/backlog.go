@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 	"unicode/utf8"
@@ -46,12 +47,8 @@ type QueuedMember struct {
 
 // validPaths reports whether the paths are valid UTF-8, which the row in the index requires.
 func validPaths(s index.Source) bool {
-	for _, path := range s.External {
-		if !utf8.ValidString(path) {
-			return false
-		}
-	}
-	return utf8.ValidString(s.Path)
+	paths := append(slices.Collect(maps.Values(s.External)), s.Path)
+	return !slices.ContainsFunc(paths, func(path string) bool { return !utf8.ValidString(path) })
 }
 
 // Backlog preserves queued background jobs over restarts: a job is in the index from its acceptance

@@ -29,8 +29,7 @@ because the daemon removes them by itself.
 
 --quick, the default, checks that files exist, their sizes and times. --deep reads and hashes every
 byte. --space compares the account of bytes with the file system, block by block.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon,
-				exit.NotAllowed),
+			exit.Help(exit.CheckingCodes...),
 		Example: "  epcachectl check --deep",
 		Args:    cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -30,8 +30,7 @@ Unreferenced blobs are removed. A lost journal is restored from memory.
 --rebuild-index rebuilds the index from the manifests and the journal, which repair does by itself
 if they differ. The daemon reopens the store for that, and cancels the running requests. Counters
 and times of last use are lost; builds are not.` +
-			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.Damage, exit.NoDaemon,
-				exit.NotAllowed),
+			exit.Help(exit.CheckingCodes...),
 		Example: `  epcachectl repair -n
   epcachectl repair
   epcachectl repair --quick --rebuild-index`,

@@ -258,12 +258,11 @@ func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.FileLayout) {
 	p.Line("%s: %s of build %s by %s%s%s", term.TextOrDash(f.GetName()), term.Bytes(f.GetSize()),
 		term.Short(f.GetBuild()), term.TextOrDash(f.GetEp()),
 		term.WithPrefix(", ", f.GetShapes()), form)
-	named := percent(f.GetNamedBytes(), f.GetSize())
 	switch {
 	case f.GetUnknown() != "":
 		p.Line("  no names: %s", term.Printable(f.GetUnknown()))
 	case f.GetNamedBytes() > 0:
-		p.Line("  %s of it are named tensors", named)
+		p.Line("  %s of it are named tensors", percent(f.GetNamedBytes(), f.GetSize()))
 	}
 	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "FILE", "ALSO IN"}}
 	for _, t := range f.GetTensors() {

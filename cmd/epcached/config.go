@@ -58,16 +58,13 @@ func (c *call) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.detached, "detached", false, "")
 	f.Lookup("detached").Hidden = true
 	f.Func("log-level", "log messages of `LEVEL` and above: debug, info, warn or error",
-		c.setLogLevel)
-}
-
-// setLogLevel sets a level by its name in the configuration.
-func (c *call) setLogLevel(text string) error {
-	if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
-		return errors.New("it must be debug, info, warn or error")
-	}
-	c.logLevel = text
-	return nil
+		func(text string) error {
+			if !slices.Contains([]string{"debug", "info", "warn", "error"}, text) {
+				return errors.New("it must be debug, info, warn or error")
+			}
+			c.logLevel = text
+			return nil
+		})
 }
 
 // read reads the configuration and the rules that it names. If only the rules are wrong, it returns

@@ -46,7 +46,7 @@ func locate(d *Document, text []byte) *Error {
 			wrong = l.keyValue(prefix, e)
 		}
 		if wrong == nil && len(l.positions) > maxValues {
-			wrong = l.tooMany(Position{})
+			wrong = l.wrong(Position{}, tooMany, maxValues)
 		}
 		if wrong != nil {
 			return wrong
@@ -74,7 +74,7 @@ func (l *locator) keys(prefix []string, e *unstable.Node) (path []string, at Pos
 		}
 		path = append(path, string(it.Node().Data))
 		if at = l.position(it.Node()); len(path) > maxDepth {
-			return nil, at, l.tooDeep(at)
+			return nil, at, l.wrong(at, tooDeep, maxDepth)
 		}
 		if _, again := l.positions[pathKey(path)]; !again { // otherwise the table was opened before
 			l.positions[pathKey(path)] = at
@@ -89,7 +89,7 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 		return nil
 	}
 	if len(path) >= maxDepth {
-		return l.tooDeep(l.positions[pathKey(path)])
+		return l.wrong(l.positions[pathKey(path)], tooDeep, maxDepth)
 	}
 	index := 0
 	for it := v.Children(); it.Next(); {
@@ -110,7 +110,7 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 			l.positions[pathKey(inner)] = l.position(child)
 		}
 		if len(l.positions) > maxValues {
-			return l.tooMany(l.positions[pathKey(inner)])
+			return l.wrong(l.positions[pathKey(inner)], tooMany, maxValues)
 		}
 		if wrong := l.value(inner, child); wrong != nil {
 			return wrong
@@ -119,13 +119,10 @@ func (l *locator) value(path []string, v *unstable.Node) *Error {
 	return nil
 }
 
-func (l *locator) tooMany(at Position) *Error {
-	return l.wrong(at, "more than %d keys and values", maxValues)
-}
-
-func (l *locator) tooDeep(at Position) *Error {
-	return l.wrong(at, "nested more than %d deep", maxDepth)
-}
+const (
+	tooMany = "more than %d keys and values"
+	tooDeep = "nested more than %d deep"
+)
 
 func (l *locator) wrong(at Position, format string, most int) *Error {
 	return &Error{File: l.File, Position: at, Text: fmt.Sprintf(format, most)}

@@ -244,8 +244,14 @@ func (g *Get) Warm(ctx context.Context, args []string, file string, follow bool)
 		results := acquireEach(ctx, c, asks, w.onMiss, show)
 		closeViews(results)
 		requestAgain(ctx, c, asks, results, w.onMiss, show)
-		if follow {
-			followAll(ctx, c, asks, results, show)
+		if follow { // in order, some at a time, because the jobs run in the order of the requests
+			inParallel(len(results), func(i int) {
+				r := &results[i]
+				if r.err == nil && r.reply.GetJob() != "" {
+					asks[i].follow(ctx, c, r, show)
+				}
+				show.Done(r.path, false)
+			})
 		}
 		show.End()
 		return g.report(eachModel(asks, results))
@@ -321,19 +327,6 @@ func requestAgain(ctx context.Context, c *unixsock.Client, asks []modelAsk, resu
 			}
 		}
 	}
-}
-
-// followAll waits for the jobs among the results, some at a time, in order, because they run in the
-// order of the requests.
-func followAll(ctx context.Context, c *unixsock.Client, asks []modelAsk, results []modelResult,
-	show *term.Phases) {
-	inParallel(len(results), func(i int) {
-		r := &results[i]
-		if r.err == nil && r.reply.GetJob() != "" {
-			asks[i].follow(ctx, c, r, show)
-		}
-		show.Done(r.path, false)
-	})
 }
 
 // follow waits for one job. If the job is unknown by now, it requests the model again.

@@ -61,6 +61,9 @@ func Help(codes ...int) string {
 // AskingCodes are the exit codes of a verb that sends a request to the daemon.
 var AskingCodes = []int{Done, Failed, BadUsage, NotFound, NoDaemon, NotAllowed}
 
+// CheckingCodes are those of a verb that looks for damage of the store.
+var CheckingCodes = []int{Done, Failed, BadUsage, Damage, NoDaemon, NotAllowed}
+
 // WaitingCodes are those of a verb that waits for a result, which takes long.
 var WaitingCodes = append(slices.Clone(AskingCodes), Interrupt)
 
@@ -272,8 +275,7 @@ func (e lateError) Unwrap() error { return context.DeadlineExceeded }
 func TimeoutError(ctx context.Context, err error, timeout time.Duration,
 	fate func() (text, hint string)) error {
 	var stopped interruption
-	over := error(nil)
-	hint := ""
+	over, hint := error(nil), ""
 	switch {
 	case errors.As(err, &stopped): // reported already
 		return err
