@@ -80,6 +80,9 @@ func classify(err error) *remote.Error {
 	if op, is := errors.AsType[*net.OpError](err); is && op.Addr != nil {
 		text = fmt.Sprintf("%s %s: %v", op.Op, op.Addr, op.Err)
 	}
+	if t, is := errors.AsType[net.Error](err); is && t.Timeout() {
+		text = "no answer within the time for one step: " + text
+	}
 	return fail("unreachable", "%s", text)
 }
 
