@@ -42,7 +42,8 @@ func TestPinsAndTombstonesOutliveANewJournal(t *testing.T) {
 	x := open(t, dir)
 	b := publish(t, x)
 	require.NoError(t, x.Journal.Pin(b.ID, Pin{UID: 7}))
-	tombstone := Tombstone{ForBudget: true, BuildID: BuildID{1}, RequestKey: RequestKey{2},
+	tombstone := Tombstone{ForBudget: true, ForFloor: true,
+		BuildID: BuildID{1}, RequestKey: RequestKey{2},
 		BuildKey: BuildKey{3}, ModelName: "m.onnx", Scope: "uid:7",
 		At: time.Unix(2000, 0).UTC(), Reason: "evicted", Bytes: 4, CompileSeconds: 5.5,
 		LastUsed: time.Unix(1000, 0).UTC()}

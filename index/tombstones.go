@@ -23,6 +23,7 @@ type Tombstone struct {
 	CompileSeconds float64 // time of its compile
 	LastUsed       time.Time
 	ForBudget      bool // evicted to keep to the budget, not by request or for another bound
+	ForFloor       bool // evicted because too little of the disk was free
 }
 
 // maxTombstones bounds the tombstones, of which the oldest are dropped. One takes about 400 bytes.
@@ -91,7 +92,8 @@ func (j *Journal) Tombstones(match func(*Tombstone) bool) []Tombstone {
 func tombstoneOf(m *manifestpb.Tombstone) (Tombstone, error) {
 	t := Tombstone{ModelName: m.GetModelName(), Scope: m.GetScope(), At: fromNanos(m.GetAt()),
 		Reason: m.GetReason(), Bytes: m.GetBytes(), CompileSeconds: m.GetCompileSeconds(),
-		LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget()}
+		LastUsed: fromNanos(m.GetLastUsed()), ForBudget: m.GetForBudget(),
+		ForFloor: m.GetForFloor()}
 	copy(t.ModelDigest[:], m.GetModelDigest())
 	return t, cmp.Or(fixed("build_id", t.BuildID[:], m.GetBuildId()),
 		fixed("request_key", t.RequestKey[:], m.GetRequestKey()),
@@ -104,5 +106,6 @@ func tombstoneRecord(t *Tombstone) *manifestpb.Record {
 		ModelName: t.ModelName, Scope: t.Scope, ModelDigest: t.ModelDigest[:], At: nanos(t.At),
 		Reason: t.Reason, Bytes: t.Bytes, CompileSeconds: t.CompileSeconds,
 		LastUsed: nanos(t.LastUsed), ForBudget: t.ForBudget,
+		ForFloor: t.ForFloor,
 	}}}
 }

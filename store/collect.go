@@ -20,7 +20,7 @@ type Collection struct {
 	evict.Plan
 	Took time.Duration // time of planning
 
-	bound string // why space is freed: forBudget, ForFloor or forGoal
+	bound string // why space is freed: forBudget, forFloor or forGoal
 
 	Records []*index.Build // the records of its first steps
 	Yields  bool           // it stops when a reservation needs space
@@ -177,7 +177,8 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 				BuildKey: b.BuildKey, ModelName: b.ModelName, Scope: b.Scope,
 				ModelDigest: b.ModelDigest, At: c.st.now(), Reason: why, Bytes: s.Frees,
 				CompileSeconds: b.CompileSeconds, LastUsed: s.Last,
-				ForBudget: plan.bound == forBudget && !s.Must}})
+				ForBudget: plan.bound == forBudget && !s.Must,
+				ForFloor:  plan.bound == forFloor && !s.Must}})
 		d := &list[len(list)-1]
 		c.st.FreedOf(d.parts, before)
 		d.may = func() bool { return ctx.Err() == nil && c.mayEvict(plan, d, &going) }

@@ -39,7 +39,7 @@ type Owner struct {
 // The bounds that a collection frees space for. The reasons of tombstones name them in parentheses.
 const (
 	forBudget = "budget"
-	ForFloor  = "free_floor"
+	forFloor  = "free_floor"
 	forGoal   = "gc"
 )
 
@@ -88,7 +88,7 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 	}
 	plan := &Collection{Plan: *s.Plan(to), urgent: goal.Urgent, bound: bound}
 	if plan.Goal != to.Bytes {
-		plan.bound = ForFloor // it requires more
+		plan.bound = forFloor // it requires more
 	}
 	for _, step := range plan.Steps[:min(len(plan.Steps), maxRecords)] {
 		b, _ := c.st.index.Get(step.ID) // zero if it was just removed

@@ -271,7 +271,7 @@ func (d *Doctor) SpaceAdvice(p rights.Peer) []Advice {
 	}
 	since := d.q.options.Now().Add(-thrashSpan)
 	if n := len(d.q.index.Journal.Tombstones(func(g *index.Tombstone) bool {
-		return strings.Contains(g.Reason, " ("+store.ForFloor+"): ") && g.At.After(since)
+		return g.ForFloor && g.At.After(since)
 	})); n > 0 {
 		out = append(out, warning(subject, "the disk was full: builds evicted for free_floor (%s) "+
 			"in the last 7 days: %d", bytesize.Text(r.FloorBytes), n).hint(raiseFree))

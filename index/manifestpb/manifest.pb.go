@@ -1477,6 +1477,7 @@ type Tombstone struct {
 	LastUsed       int64                  `protobuf:"fixed64,10,opt,name=last_used,json=lastUsed,proto3" json:"last_used,omitempty"`                  // 0: not known
 	ModelDigest    []byte                 `protobuf:"bytes,12,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`           // 32 bytes; none: an earlier epcached wrote it
 	ForBudget      bool                   `protobuf:"varint,11,opt,name=for_budget,json=forBudget,proto3" json:"for_budget,omitempty"`                // evicted for the budget, not by request or for another limit
+	ForFloor       bool                   `protobuf:"varint,13,opt,name=for_floor,json=forFloor,proto3" json:"for_floor,omitempty"`                   // evicted because too little of the disk was free
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1591,6 +1592,13 @@ func (x *Tombstone) GetModelDigest() []byte {
 func (x *Tombstone) GetForBudget() bool {
 	if x != nil {
 		return x.ForBudget
+	}
+	return false
+}
+
+func (x *Tombstone) GetForFloor() bool {
+	if x != nil {
+		return x.ForFloor
 	}
 	return false
 }
@@ -1950,7 +1958,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x10\n" +
 	"\x03off\x18\x02 \x01(\bR\x03off\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x10R\x02at\x12\x10\n" +
-	"\x03uid\x18\x04 \x01(\rR\x03uid\"\xdf\x02\n" +
+	"\x03uid\x18\x04 \x01(\rR\x03uid\"\xfc\x02\n" +
 	"\tTombstone\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x1f\n" +
 	"\vrequest_key\x18\x02 \x01(\fR\n" +
@@ -1967,7 +1975,8 @@ const file_manifest_proto_rawDesc = "" +
 	" \x01(\x10R\blastUsed\x12!\n" +
 	"\fmodel_digest\x18\f \x01(\fR\vmodelDigest\x12\x1d\n" +
 	"\n" +
-	"for_budget\x18\v \x01(\bR\tforBudget\"c\n" +
+	"for_budget\x18\v \x01(\bR\tforBudget\x12\x1b\n" +
+	"\tfor_floor\x18\r \x01(\bR\bforFloor\"c\n" +
 	"\n" +
 	"BuildState\x12\x19\n" +
 	"\bbuild_id\x18\x01 \x01(\fR\abuildId\x12\x12\n" +
