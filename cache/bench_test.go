@@ -44,7 +44,7 @@ func BenchmarkHit(b *testing.B) {
 		fd, body := []int{int(r.Graph.Fd())}, fmt.Sprintf("%+v", *r)
 		again(b, func() (*request.Answer, error) {
 			return s.cache.Repeats.Answer(context.Background(), r.Peer,
-				s.cache.Repeats.Key(r.Peer, body, fd), nil)
+				s.cache.Repeats.Key(r.Peer, body, fd), nil), nil
 		})
 	})
 	b.Run("planned", func(b *testing.B) {

@@ -88,10 +88,10 @@ func (rs *Repeats) remember(at *request.Attempt, rt *runtimes.Runtime, a *reques
 // Answer answers a request that is equal to one that was a hit. It returns nil if Acquire has to
 // answer it.
 func (rs *Repeats) Answer(ctx context.Context, p request.Peer, key string,
-	progress func(request.Progress)) (*request.Answer, error) {
+	progress func(request.Progress)) *request.Answer {
 	known, ok := rs.known.Load(key)
 	if !ok || known.Generation != rs.generation() || !known.Content.IsStill() {
-		return nil, nil
+		return nil
 	}
 	c := rs.cache
 	defer c.Store.Packer().BeginRequest()()
@@ -105,13 +105,8 @@ func (rs *Repeats) Answer(ctx context.Context, p request.Peer, key string,
 	a := c.lookup.FindExact(lookup.WithProgress(ctx, t), at, func(b *index.Build) bool {
 		return !c.recompiler.IsTooOld(at, b) // to compile it again, the files are needed
 	})
-	if a == nil {
-		return nil, nil
-	}
-	if slow.Load() {
-		if err := checkNotReplaced(a, at); err != nil {
-			return nil, err
-		}
+	if a == nil || slow.Load() && checkNotReplaced(a, at) != nil {
+		return nil
 	}
 	if !at.KeepsView {
 		c.views.NotePathGiven(a.LeasedView)
@@ -121,11 +116,11 @@ func (rs *Repeats) Answer(ctx context.Context, p request.Peer, key string,
 		slices.Equal(last.warnings, warnings) {
 		c.Rights.RecordSeen(p, a.Build)
 		a.Encoded = last.reply
-		return a, nil
+		return a
 	}
 	a = c.lookup.FillAnswer(a, at)
 	if reply := a.Reply().Encoded(); reply != nil {
 		known.last.Store(&encodedReply{a.LeasedView, warnings, reply})
 	}
-	return a, nil
+	return a
 }

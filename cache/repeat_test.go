@@ -28,8 +28,7 @@ func rememberedRequest(t *testing.T) (*bench, *request.Request) {
 // fromMemory answers the request without deciding it again, nil if that is not possible.
 func (b *bench) fromMemory(r *request.Request) *wire.AcquireReply {
 	b.Helper()
-	a, err := b.cache.Repeats.Answer(context.Background(), r.Peer, b.repetition(r), nil)
-	require.NoError(b, err)
+	a := b.cache.Repeats.Answer(context.Background(), r.Peer, b.repetition(r), nil)
 	if a == nil {
 		return nil
 	}

@@ -208,9 +208,9 @@ func (b *bench) acquire(r *request.Request) *request.Answer {
 func (b *bench) again(r *request.Request) (*request.Answer, error) {
 	own := *r
 	own.Repetition = b.repetition(r)
-	a, err := b.cache.Repeats.Answer(context.Background(), r.Peer, own.Repetition, nil)
-	if a != nil || err != nil {
-		return a, err
+	a := b.cache.Repeats.Answer(context.Background(), r.Peer, own.Repetition, nil)
+	if a != nil {
+		return a, nil
 	}
 	return b.cache.Acquire(context.Background(), &own, nil)
 }

@@ -61,9 +61,8 @@ func (b *Backend) Acquire(ctx context.Context, p unixsock.Peer, w *wire.Acquire,
 	var repetition string
 	if !p.Slow {
 		repetition = b.Cache.Repeats.Key(peer(p), files.Body(), files.Descriptors())
-		a, err := b.Cache.Repeats.Answer(ctx, peer(p), repetition, report)
-		if a != nil || err != nil {
-			return answered(a, start), err
+		if a := b.Cache.Repeats.Answer(ctx, peer(p), repetition, report); a != nil {
+			return answered(a, start), nil
 		}
 	}
 	fds, remove, err := b.open(ctx, p, files, readDescriptors(w))
