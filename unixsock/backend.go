@@ -92,8 +92,8 @@ func (f *Files) Open() []*os.File {
 	return f.r.files
 }
 
-// maxRepeated bounds a request with a Body, in bytes.
-const maxRepeated = 4 << 10
+// maxBody bounds a request with a Body, in bytes.
+const maxBody = 4 << 10
 
 // Answer is the build of Backend.Acquire or Backend.Put.
 type Answer struct {

@@ -147,7 +147,7 @@ func (c *connection) begin(envelope *wire.Envelope, message proto.Message, fds [
 	var inline *connection
 	_, acquire := message.(*wire.Acquire)
 	if acquire {
-		if len(payload) <= maxRepeated {
+		if len(payload) <= maxBody {
 			r.body = string(wire.Body(payload))
 		}
 		if c.stream.bufferEmpty() {

@@ -356,17 +356,15 @@ func (c *codec) text(n protowire.Number, p ...*string) {
 }
 
 func entries[V any](c *codec, n protowire.Number, p *map[string]V) {
-	if c.writing {
+	switch {
+	case !c.writing:
+	case len(*p) > 1: // sorted, because equal requests are recognised by their bytes
+		for _, key := range slices.Sorted(maps.Keys(*p)) {
+			c.child(n, &entry[V]{key, (*p)[key]})
+		}
+	default:
 		for key, value := range *p {
-			if len(*p) == 1 {
-				c.child(n, &entry[V]{key, value})
-				continue
-			}
-			// Sorted, because equal requests are recognised by their bytes.
-			for _, key := range slices.Sorted(maps.Keys(*p)) {
-				c.child(n, &entry[V]{key, (*p)[key]})
-			}
-			break
+			c.child(n, &entry[V]{key, value})
 		}
 	}
 	for c.number == n {
