@@ -330,7 +330,6 @@ var meant = map[string]string{
 	"meanwhile={}":                  "the name of a parameter",
 	"{model}, and {output}":         "the placeholder {folder} of configurations",
 	"cannot remove a scratch":       "the key of a log record, which scripts may use",
-	"What compiled models share":    "a title",
 	"This directory is a cache of ": "a line that the CACHEDIR.TAG specification asks for",
 	"--embed cannot be used for a":  "an attribute of models, not a subject",
 	"it cannot be used for groups":  "an attribute of models, not a subject",

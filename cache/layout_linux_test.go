@@ -15,9 +15,9 @@ import (
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
-func (b *bench) layout(p request.Peer, most int, tensors bool, names ...string) *query.Layout {
+func (b *bench) layout(p request.Peer, most int, names ...string) *query.Layout {
 	b.Helper()
-	l, err := b.cache.Queries.Layout(context.Background(), p, names, most, tensors)
+	l, err := b.cache.Queries.Layout(context.Background(), p, names, most)
 	require.NoError(b, err)
 	return l
 }
@@ -28,7 +28,7 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	builds, _ := b.similar(3)
 	check := func() {
 		t.Helper()
-		l := b.layout(b.self(), 0, false)
+		l := b.layout(b.self(), 0)
 		require.Len(t, l.Files, 3, "graphs are too small to be listed")
 		for i := range l.Files {
 			f := &l.Files[i]
@@ -53,20 +53,14 @@ func TestALayoutSaysWhereBytesStand(t *testing.T) {
 	require.Positive(t, b.pack(builds[2]))
 	check()
 
-	l := b.layout(b.self(), 1, false)
+	l := b.layout(b.self(), 1)
 	require.Len(t, l.Files, 1)
 	require.EqualValues(t, 2, l.More)
 	require.Positive(t, l.MoreBytes)
-	require.Empty(t, b.layout(request.Peer{UID: b.cache.uid + 1}, 0, false).Files,
+	require.Empty(t, b.layout(request.Peer{UID: b.cache.uid + 1}, 0).Files,
 		"others' are not listed")
-	_, err := b.cache.Queries.Layout(context.Background(), b.self(), []string{"no such"}, 0, false)
+	_, err := b.cache.Queries.Layout(context.Background(), b.self(), []string{"no such"}, 0)
 	require.Equal(t, apierr.NotFound, apierr.ClassOf(err))
-
-	// Builds that share bytes are named, if the peer may see them.
-	l = b.layout(b.self(), 0, true, builds[2].ID.String())
-	require.Len(t, l.Files, 2)
-	require.True(t, l.Files[0].Text.Packed)
-	require.Len(t, l.Files[0].Text.Sharers, 2)
 }
 
 // Literals of a packed base are reported under the base, wherever in its literals they are, because
@@ -83,7 +77,7 @@ func TestALayoutNamesThePackedBase(t *testing.T) {
 	require.Positive(t, b.pack(builds[1]))
 	require.Positive(t, b.pack(builds[0]))
 	require.True(t, b.cache.packing.OnlyPacked(large(builds[0])))
-	l := b.layout(b.self(), 2, true)
+	l := b.layout(b.self(), 2)
 	require.Len(t, l.Files, 2, "the larger ones: no graphs")
 	others := int64(0)
 	for i := range l.Files {
@@ -101,7 +95,6 @@ func TestALayoutNamesThePackedBase(t *testing.T) {
 			}
 		}
 		require.Equal(t, f.Size, at)
-		require.Len(t, f.Text.Sharers, 1, "the other one")
 	}
 	require.GreaterOrEqual(t, others, int64(300*300*4))
 }
@@ -109,7 +102,7 @@ func TestALayoutNamesThePackedBase(t *testing.T) {
 // A packed file has as many bytes of its own in a layout as show says.
 func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 	b, builds, _ := packedPair(t)
-	for _, f := range b.layout(b.self(), 0, false).Files {
+	for _, f := range b.layout(b.self(), 0).Files {
 		if !f.Text.Packed {
 			require.Equal(t, f.Size, f.Text.OwnBytes)
 			continue
@@ -119,16 +112,5 @@ func TestALayoutCountsOwnBytesAsShowDoes(t *testing.T) {
 		require.Contains(t, b.cache.Queries.FormText(builds[1]),
 			fmt.Sprintf("packed: %s of %s are its own", bytesize.Text(f.Text.OwnBytes),
 				bytesize.Text(f.Size)))
-	}
-}
-
-// The layout of a packed file names the build that it takes from.
-func TestALayoutNamesTheBuildThatHasItsBytes(t *testing.T) {
-	b, builds, _ := packedPair(t)
-	for _, f := range b.layout(b.self(), 0, true).Files {
-		if f.Digest == large(builds[1]) {
-			require.Len(t, f.Text.Sharers, 1)
-			require.Equal(t, builds[0].BuildKey.String(), f.Text.Sharers[0].Build)
-		}
 	}
 }

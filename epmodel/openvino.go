@@ -33,22 +33,12 @@ const (
 // source model's weights beside them. For other binaries it returns nothing, and no error. Offsets
 // are in bin.
 func BinaryReferences(name string, bin Source) ([]Reference, error) {
-	b, err := readContainer(name, bin)
-	if b == nil || err != nil {
-		return nil, err
-	}
-	return b.refs, nil
-}
-
-// readContainer reads the document of OpenVINO's container; nil if it is another format, or a
-// version with an unknown layout.
-func readContainer(name string, bin Source) (*bson, error) {
 	if bin.Size() < openvinoHeader {
 		return nil, nil
 	}
 	var h [openvinoHeader]byte
-	if err := readAt(name, bin, h[:], 0); err != nil {
-		return nil, err
+	if n, err := bin.ReadAt(h[:], 0); n < len(h) {
+		return nil, fmt.Errorf("%s: read at offset 0: %w", name, err)
 	}
 	if string(h[:8]) != openvinoMagic || binary.LittleEndian.Uint64(h[8:]) != 1 {
 		return nil, nil // not OpenVINO's, or of a version with an unknown layout
@@ -81,8 +71,7 @@ func readContainer(name string, bin Source) (*bson, error) {
 		}
 		return nil, &FormatError{name, b.offset(), "bson", err.Error()}
 	}
-	b.position = Range{int64(off), int64(n)}
-	return b, nil
+	return b.refs, nil
 }
 
 // bson walks a document without building it.
@@ -95,9 +84,6 @@ type bson struct {
 	visited    map[string]bool
 	memoryUsed int
 	refs       []Reference
-
-	position Range   // the range of the document itself
-	blobs    []Named // of blob_metadata_map
 }
 
 // offset in the binary, of the next byte.
@@ -149,11 +135,6 @@ func (b *bson) document(path []string) error {
 			fmt.Sprintf("blob %q: %d bytes from %d reach beyond the file of %d", path[1], n,
 				off, b.size)}
 	}
-	if b.memoryUsed += len(path[1]) + 128; b.memoryUsed > maxBSON {
-		return errors.New("has too many blobs")
-	}
-	b.blobs = append(b.blobs,
-		Named{Name: path[1], Kind: PartitionKind, Range: Range{int64(off), int64(n)}})
 	return nil
 }
 

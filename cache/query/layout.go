@@ -3,8 +3,6 @@ package query
 import (
 	"cmp"
 	"context"
-	"errors"
-	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -13,7 +11,6 @@ import (
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
-	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/store/packing"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -24,19 +21,14 @@ type Layout struct {
 	Files     []FileLayout
 	More      uint64 // number of files left out, because others are larger
 	MoreBytes int64
-
-	// Holders has, if tensors were requested, a build for each holder that is a file of a build. It
-	// has none for blobs that only recipes need.
-	Holders map[cas.Digest]*wire.Sharer
 }
 
 // FileLayout is one file of one build.
 type FileLayout struct {
 	index.File
-	Build   index.Build
-	Text    *wire.FileLayout // for clients, without pieces and tensors
-	Pieces  []Piece          // the whole file, in order
-	Tensors []NamedRange     // the named ranges in order, if they were requested
+	Build  index.Build
+	Text   *wire.FileLayout // for clients, without pieces
+	Pieces []Piece          // the whole file, in order
 }
 
 // Piece is a range of a file, with the blob that stores its bytes.
@@ -46,36 +38,25 @@ type Piece struct {
 	From       int64      // offset in the holder
 }
 
-// NamedRange is a named range of a file.
-type NamedRange struct {
-	Text   *wire.NamedRange // for clients, without the holder
-	Holder cas.Digest       // blob with its first byte
-}
-
 const (
-	maxFiles       = 200      // files of one layout
-	maxPieces      = 512      // of one file; smaller ones are reported together
-	finePieces     = 1 << 12  // of one file while it is compared
-	keptPieces     = 1 << 18  // of all files that are compared
-	maxNamedRanges = 4096     // named ranges of one file: the largest
-	allNamedRanges = 1 << 15  // of all files; more do not fit into an answer
-	maxFamily      = 64       // blobs that one is compared with
-	minFileSize    = 64 << 10 // smaller files, mostly graphs, are left out
+	maxFiles    = 200      // files of one layout
+	maxPieces   = 512      // of one file; smaller ones are reported together
+	finePieces  = 1 << 12  // of one file while it is compared
+	minFileSize = 64 << 10 // smaller files, mostly graphs, are left out
 )
 
 // Layout lays out the files of the builds that the names mean, or without names of all builds that
-// the peer may see. It returns the largest files, at most most of them. With tensors it also
-// returns the tensors in them, and files that share these. An unpacked file that shares bytes is
-// compared with others, which takes as long as reading it.
-func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, most int,
-	tensors bool) (*Layout, error) {
+// the peer may see. It returns the largest files, at most most of them. An unpacked file that
+// shares bytes is compared with others, which takes as long as reading it.
+func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string,
+	most int) (*Layout, error) {
 	if most <= 0 || most > maxFiles {
 		most = maxFiles
 	}
 	out := &Layout{}
 	err := q.eachForLayout(ctx, p, names, func(b *index.Build) error {
 		for _, f := range b.Files {
-			if tensors || f.Size >= minFileSize || len(names) > 0 {
+			if f.Size >= minFileSize || len(names) > 0 {
 				out.Files = append(out.Files, FileLayout{File: f, Build: *b})
 			}
 		}
@@ -100,19 +81,11 @@ func (q *Queries) Layout(ctx context.Context, p rights.Peer, names []string, mos
 			// on an error, which check reports
 			f.Pieces = []Piece{{Length: f.Size, Holder: f.Digest}}
 		}
-		if err == nil && tensors {
-			err = kin.nameRanges(ctx, p, f)
-		}
 		if err != nil && (ctx.Err() != nil || !packing.IsMissingOrDamaged(err)) {
 			return nil, Error(ctx, err)
 		}
 	}
 	out.countShared()
-	if tensors {
-		if err := q.nameHolders(p, out); err != nil {
-			return nil, Error(ctx, err)
-		}
-	}
 	for i := range out.Files {
 		out.Files[i].Pieces = mergePieces(out.Files[i].Pieces, maxPieces)
 	}
@@ -130,41 +103,6 @@ func (q *Queries) fileReply(f *FileLayout) *wire.FileLayout {
 		out.OwnBytes, out.CompressedBytes = packedBytes(&recipe), recipe.Compressed
 	}
 	return out
-}
-
-func (q *Queries) nameHolders(p rights.Peer, l *Layout) error {
-	l.Holders = make(map[cas.Digest]*wire.Sharer)
-	looked := make(map[cas.Digest]bool)
-	for i := range l.Files {
-		for _, t := range l.Files[i].Tensors {
-			if looked[t.Holder] {
-				continue
-			}
-			looked[t.Holder] = true
-			ids, err := q.index.Needs(t.Holder)
-			if err != nil {
-				return err
-			}
-			for _, id := range ids {
-				b, err := q.index.Get(id)
-				if err != nil || !q.rights.MaySee(p, b.ID, b.Scope) {
-					continue // removed in the meantime, or not visible to the peer
-				}
-				if at := slices.IndexFunc(b.Files, func(f index.File) bool {
-					return f.Digest == t.Holder
-				}); at >= 0 {
-					l.Holders[t.Holder] = sharer(&b, at)
-					break
-				}
-			}
-		}
-	}
-	return nil
-}
-
-func sharer(b *index.Build, file int) *wire.Sharer {
-	return &wire.Sharer{Build: b.BuildKey.String(), ModelName: wire.Clip(b.ModelName),
-		Ep: wire.Clip(FirstEP(b)), File: wire.Clip(b.Files[file].Name)}
 }
 
 // largest keeps only the largest files, at most most of them.
@@ -244,40 +182,18 @@ func FirstEP(b *index.Build) string {
 // sharedBytes finds the bytes that blobs share, and remembers the result for each blob.
 type sharedBytes struct {
 	q *Queries
-	// dependents has the blobs that are, or could be, packed, by the blobs that are their bases.
-	dependents map[cas.Digest][]cas.Digest
 	// buildsOf has, for blobs that contain literals, the packed blob that the literals belong to.
 	buildsOf map[cas.Digest]cas.Digest
 	wholeAt  map[cas.Digest][]dedupe.Extent
 	pieces   map[cas.Digest][]Piece
-	cached   int // number of pieces in total
-	named    int // number of named ranges in total
 }
 
 func (q *Queries) newSharedBytes(ctx context.Context) (*sharedBytes, error) {
-	k := &sharedBytes{q: q, dependents: make(map[cas.Digest][]cas.Digest),
-		pieces:   make(map[cas.Digest][]Piece),
+	k := &sharedBytes{q: q, pieces: make(map[cas.Digest][]Piece),
 		buildsOf: make(map[cas.Digest]cas.Digest), wholeAt: make(map[cas.Digest][]dedupe.Extent)}
-	err := q.packing.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
-		for i, from := range p.Bases {
-			k.dependents[from.Digest] = append(k.dependents[from.Digest], d)
-			if i == p.Literals {
-				k.buildsOf[from.Digest] = d
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	for literals, d := range k.buildsOf {
-		k.dependents[d] = append(k.dependents[d], k.dependents[literals]...)
-	}
-	return k, q.packing.Sharing.EachShare(ctx, func(d cas.Digest, s packing.Share) error {
-		if q.blobs.Has(d) {
-			for _, from := range s.From {
-				k.dependents[from] = append(k.dependents[from], d)
-			}
+	return k, q.packing.Recipes.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
+		if p.Literals >= 0 && p.Literals < len(p.Bases) {
+			k.buildsOf[p.Bases[p.Literals].Digest] = d
 		}
 		return nil
 	})
@@ -304,10 +220,6 @@ func (k *sharedBytes) piecesOf(ctx context.Context, d cas.Digest, size int64) ([
 		}
 	}
 	pieces = mergePieces(pieces, finePieces)
-	if k.cached += len(pieces); k.cached > keptPieces {
-		k.cached = len(pieces)
-		clear(k.pieces) // bounds the memory; they are computed again when needed
-	}
 	k.pieces[d] = pieces
 	return pieces, nil
 }
@@ -400,91 +312,7 @@ func mergePieces(all []Piece, most int) []Piece {
 	return all
 }
 
-func (k *sharedBytes) nameRanges(ctx context.Context, p rights.Peer, f *FileLayout) error {
-	named, err := k.q.nameRanges(ctx, f)
-	if err != nil {
-		if ctx.Err() != nil {
-			return err
-		}
-		f.Text.Unknown = wire.Clip(err.Error())
-		return nil
-	}
-	f.Text.NamedBytes = namedBytes(named)
-	most := min(maxNamedRanges, allNamedRanges-k.named)
-	k.named += min(most, len(named))
-	if len(named) > most {
-		slices.SortStableFunc(named, func(a, b epmodel.Named) int {
-			return cmp.Compare(b.Length, a.Length)
-		})
-		f.Text.MoreTensors = uint32(len(named) - most)
-		named = named[:most]
-		slices.SortStableFunc(named, func(a, b epmodel.Named) int {
-			return cmp.Compare(a.Offset, b.Offset)
-		})
-	}
-	relatives, err := k.relatives(ctx, p, f)
-	if err != nil {
-		return err
-	}
-	for _, n := range named {
-		named := &wire.NamedRange{Name: wire.Valid(n.Name), Kind: n.Kind, Type: wire.Valid(n.Type),
-			Shape: wire.Valid(n.Shape), Offset: n.Offset, Length: n.Length}
-		one := NamedRange{Text: named}
-		var parts []Piece
-		for _, piece := range f.Pieces[firstAt(f.Pieces, n.Offset):] {
-			if piece.At >= n.Offset+n.Length {
-				break
-			}
-			from := max(n.Offset, piece.At) - piece.At
-			parts = append(parts, Piece{At: piece.At + from,
-				Length: min(piece.At+piece.Length, n.Offset+n.Length) - piece.At - from,
-				Holder: piece.Holder, From: piece.From + from})
-		}
-		if len(parts) > 0 {
-			one.Holder, named.From = parts[0].Holder, parts[0].From
-		}
-		for i, r := range relatives {
-			shared := n.Length
-			if !r.same {
-				shared = r.overlap(parts)
-			}
-			named.SharedBytes = max(named.SharedBytes, shared)
-			if 2*shared >= n.Length {
-				named.With = append(named.With, uint32(i))
-			}
-		}
-		f.Tensors = append(f.Tensors, one)
-	}
-	return nil
-}
-
-func firstAt(all []Piece, off int64) int {
-	i, _ := slices.BinarySearchFunc(all, off, func(p Piece, off int64) int {
-		return cmp.Compare(p.At+p.Length-1, off)
-	})
-	return i
-}
-
 type byteRange struct{ From, Length int64 }
-
-type relatedFile struct {
-	same   bool                       // both are the same blob
-	ranges map[cas.Digest][]byteRange // by holder, sorted and not overlapping
-}
-
-func (r *relatedFile) overlap(parts []Piece) (sum int64) {
-	for _, part := range parts {
-		all := r.ranges[part.Holder]
-		i, _ := slices.BinarySearchFunc(all, part.From, func(has byteRange, from int64) int {
-			return cmp.Compare(has.From+has.Length-1, from)
-		})
-		for ; i < len(all) && all[i].From < part.From+part.Length; i++ {
-			sum += min(part.From+part.Length, all[i].From+all[i].Length) -
-				max(part.From, all[i].From)
-		}
-	}
-	return sum
-}
 
 func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
 	out := make(map[cas.Digest][]byteRange)
@@ -508,69 +336,10 @@ func rangesIn(pieces []Piece, holders map[cas.Digest]bool) map[cas.Digest][]byte
 	return out
 }
 
-// wholeRangesIn is rangesIn for a whole blob, which also stores bytes that it could share with
-// others.
-func wholeRangesIn(d cas.Digest, size int64, pieces []Piece,
-	holders map[cas.Digest]bool) map[cas.Digest][]byteRange {
-	has := rangesIn(pieces, holders)
-	if holders[d] {
-		has[d] = []byteRange{{Length: size}}
-	}
-	return has
-}
-
-// relatives finds the files of other builds, visible to the peer, that may share bytes.
-func (k *sharedBytes) relatives(ctx context.Context, p rights.Peer,
-	f *FileLayout) (out []relatedFile, err error) {
-	holders := map[cas.Digest]bool{f.Digest: true}
-	for _, piece := range f.Pieces {
-		holders[piece.Holder] = true
-	}
-	kin := make(map[cas.Digest]bool)
-	for h := range holders {
-		kin[h] = true
-		for _, d := range k.dependents[h] {
-			kin[d] = true
-		}
-	}
-	list := slices.SortedFunc(maps.Keys(kin), cas.Digest.Compare)
-	for _, d := range list[:min(len(list), maxFamily)] {
-		ids, err := k.q.index.Needs(d)
-		if err != nil {
-			return nil, err
-		}
-		var has map[cas.Digest][]byteRange
-		for _, id := range ids {
-			b, err := k.q.index.Get(id)
-			if err != nil || id == f.Build.ID || !k.q.rights.MaySee(p, b.ID, b.Scope) {
-				continue
-			}
-			i := slices.IndexFunc(b.Files, func(one index.File) bool { return one.Digest == d })
-			if i < 0 {
-				continue
-			}
-			if has == nil && d != f.Digest {
-				pieces, err := k.piecesOf(ctx, d, b.Files[i].Size)
-				if err != nil {
-					if ctx.Err() != nil || !packing.IsMissingOrDamaged(err) &&
-						!errors.Is(err, packing.ErrInUse) {
-						return nil, err
-					}
-					break
-				}
-				has = wholeRangesIn(d, b.Files[i].Size, pieces, holders)
-			}
-			out = append(out, relatedFile{same: d == f.Digest, ranges: has})
-			f.Text.Sharers = append(f.Text.Sharers, sharer(&b, i))
-		}
-	}
-	return out, nil
-}
-
 // Reply returns the message for clients, with as many files as fit.
 func (l *Layout) Reply() *wire.LayoutReply {
 	r := &layoutReply{reply: wire.LayoutReply{More: l.More, MoreBytes: l.MoreBytes},
-		holders: make(map[cas.Digest]uint32), files: l.Holders}
+		holders: make(map[cas.Digest]uint32)}
 	for i := range l.Files {
 		r.add(&l.Files[i])
 	}
@@ -580,7 +349,6 @@ func (l *Layout) Reply() *wire.LayoutReply {
 type layoutReply struct {
 	reply   wire.LayoutReply
 	holders map[cas.Digest]uint32
-	files   map[cas.Digest]*wire.Sharer // by holder: a file that it is; nil: not requested
 	size    int
 }
 
@@ -591,16 +359,11 @@ func (r *layoutReply) holder(d cas.Digest) uint32 {
 		r.holders[d] = at
 		r.reply.Holders = append(r.reply.Holders, d.String())
 		r.size += 2 + len(r.reply.Holders[at])
-		if r.files != nil {
-			by := cmp.Or(r.files[d], &wire.Sharer{})
-			r.reply.HeldBy = append(r.reply.HeldBy, by)
-			r.size += proto.Size(by) + 4
-		}
 	}
 	return at
 }
 
-// add appends a file. If there is too little space it leaves out names, and then the file.
+// add appends a file, or counts it as left out if the reply has no space for it.
 func (r *layoutReply) add(f *FileLayout) {
 	out := f.Text
 	for _, p := range f.Pieces {
@@ -614,86 +377,5 @@ func (r *layoutReply) add(f *FileLayout) {
 		return
 	}
 	r.size += n
-	for _, t := range f.Tensors {
-		one := t.Text
-		one.Holder = r.holder(t.Holder)
-		if n := proto.Size(one) + 4; r.size+n <= wire.MaxReply {
-			r.size += n
-			out.Tensors = append(out.Tensors, one)
-		} else {
-			out.MoreTensors++
-		}
-	}
 	r.reply.Files = append(r.reply.Files, out)
-}
-
-// Names of tensors are found when they are requested, and are not stored: therefore the format of
-// the store does not depend on them, and other requests do not pay for them. The names that a file
-// itself has are trusted.
-
-func (q *Queries) nameRanges(ctx context.Context, f *FileLayout) ([]epmodel.Named, error) {
-	source, err := q.packing.OpenUnverified(f.Digest)
-	if err != nil {
-		return nil, err
-	}
-	defer source.Close() // opened for reading, so no data can be lost
-	if f.Name != f.Build.Graph && !slices.ContainsFunc(f.Build.Members, func(m index.Member) bool {
-		return m.Graph == f.Name
-	}) {
-		return q.nameBinary(ctx, f, source, epmodel.Range{Length: f.Size})
-	}
-	m, all, err := epmodel.NamedTensors(ctx, f.Name, source)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range m.Contexts {
-		if c.Inline.Length == 0 {
-			continue
-		}
-		inside, err := q.nameBinary(ctx, f, source, c.Inline)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, inside...)
-	}
-	if len(all) == 0 {
-		f.Text.Unknown = "this graph has no tensors: they are in the files beside it"
-	}
-	epmodel.SortNamed(all)
-	return all[:min(len(all), maxNames)], nil
-}
-
-const maxNames = 1 << 16
-
-// nameBinary names the ranges of a context binary. It ignores names that contradict the file's
-// size.
-func (q *Queries) nameBinary(ctx context.Context, f *FileLayout, source epmodel.Source,
-	within epmodel.Range) ([]epmodel.Named, error) {
-	all, err := epmodel.NamedRanges(ctx, f.Name, epmodel.Within(source, within))
-	if err != nil && !errors.As(err, new(*epmodel.FormatError)) {
-		return nil, err
-	}
-	for i := range all {
-		all[i].Offset += within.Offset
-	}
-	if slices.ContainsFunc(all, func(n epmodel.Named) bool {
-		return n.Kind == epmodel.TensorKind
-	}) {
-		return all, nil
-	}
-	if f.Text.Unknown = "this type of file does not name its tensors"; err != nil {
-		f.Text.Unknown = wire.Clip(err.Error())
-	}
-	return all, nil
-}
-
-func namedBytes(all []epmodel.Named) (sum int64) {
-	end := int64(0)
-	for _, n := range all {
-		if n.Kind == epmodel.TensorKind && n.Offset+n.Length > end {
-			sum += n.Offset + n.Length - max(n.Offset, end)
-			end = n.Offset + n.Length
-		}
-	}
-	return sum
 }

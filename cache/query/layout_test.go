@@ -18,15 +18,6 @@ func TestBytesThatARelativeHasAreCountedOnce(t *testing.T) {
 		{Length: 9, Holder: other}}, map[cas.Digest]bool{h: true})
 	require.Equal(t,
 		map[cas.Digest][]byteRange{h: {{From: 1000, Length: 90}, {From: 1140, Length: 5}}}, has)
-	r := relatedFile{ranges: has}
-	require.EqualValues(t, 90, r.overlap([]Piece{{Length: 140, Holder: h, From: 1000}}))
-	require.EqualValues(t, 95,
-		r.overlap([]Piece{{Length: 145, Holder: h, From: 1000}, {Length: 9, Holder: other}}))
-	require.EqualValues(t, 2, r.overlap([]Piece{{Length: 4, Holder: h, From: 1088}}))
-	pieces := []Piece{{At: 0, Length: 100}, {At: 100, Length: 50}}
-	require.Equal(t, []int{0, 1, 1, 2},
-		[]int{firstAt(pieces, 99), firstAt(pieces, 100), firstAt(pieces, 149),
-			firstAt(pieces, 150)})
 }
 
 // Bytes that one file has and another takes count once, and the own bytes of a packed file are
@@ -47,12 +38,4 @@ func TestNoMoreOfAFileIsSharedThanItHas(t *testing.T) {
 	require.Equal(t, []int64{90, 95, 95},
 		[]int64{l.Files[0].Text.SharedBytes, l.Files[1].Text.SharedBytes,
 			l.Files[2].Text.SharedBytes})
-}
-
-// A blob has all of itself, also where it might be packed with a third one.
-func TestABlobHasAllOfItself(t *testing.T) {
-	h := cas.Digest{1}
-	has := wholeRangesIn(h, 100, []Piece{{Length: 100, Holder: cas.Digest{9}}},
-		map[cas.Digest]bool{h: true})
-	require.Equal(t, map[cas.Digest][]byteRange{h: {{Length: 100}}}, has)
 }

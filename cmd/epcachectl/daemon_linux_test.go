@@ -295,41 +295,6 @@ func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*w
 			{At: 1 << 19, Length: 1 << 19, Holder: 1, From: 1 << 19}}}
 	reply := &wire.LayoutReply{Holders: []string{"h0", "h1"},
 		Files: []*wire.FileLayout{first, second}, More: 7, MoreBytes: 7 << 20}
-	if r.GetTensors() {
-		first.Sharers = []*wire.Sharer{{Build: second.Build, ModelName: second.ModelName,
-			File: second.Name}}
-		first.Tensors = []*wire.NamedRange{{Name: "layer0.weight", Kind: "tensor", Type: "f32",
-			Shape: "256x256", Offset: 4096, Length: 1 << 18, From: 4096, SharedBytes: 1 << 18,
-			With: []uint32{0}}}
-		first.NamedBytes = 1 << 18
-		second.Sharers = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName,
-			File: first.Name}}
-		second.NamedBytes = 1<<18 + 1<<17
-		second.Tensors = []*wire.NamedRange{
-			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Offset: 64,
-				Length: 1 << 17, From: 4096 + 64, SharedBytes: 1 << 17, With: []uint32{0}},
-			{Name: "layer", Kind: "partition", Offset: 128, Length: 100, Holder: 1, From: 128},
-			{Name: "layer", Kind: "partition", Offset: 256, Length: 100, Holder: 1, From: 256},
-			{Name: "bias", Kind: "tensor", Type: "float", Shape: "256", Offset: 1 << 18,
-				Length: 1024, Holder: 1, From: 1 << 18},
-			{Name: "up", Kind: "tensor", Type: "float", Shape: "512x256", Offset: 1 << 19,
-				Length: 1 << 18, Holder: 1, From: 1 << 19},
-		}
-		third := &wire.FileLayout{Build: "efefefefefefefef", ModelName: second.ModelName,
-			Ep: second.Ep, Name: "b_ctx.onnx", Digest: "h3", Size: 800,
-			Unknown: "this graph has no tensors: they are in the files beside it"}
-		fourth := &wire.FileLayout{Build: "efefefefefefefef", ModelName: second.ModelName,
-			Ep: second.Ep, Name: "w.bin", Digest: "h4", Size: 1024, NamedBytes: 1024,
-			Tensors: []*wire.NamedRange{{Name: "bias", Kind: "tensor", Type: "float", Shape: "256",
-				Length: 1024}}}
-		fifth := &wire.FileLayout{Build: "efefefefefefefef", ModelName: second.ModelName,
-			Ep: second.Ep, Name: "v.bin", Digest: "h5", Size: 1024, NamedBytes: 1024,
-			Tensors: []*wire.NamedRange{{Name: "scale", Kind: "tensor", Type: "float", Shape: "256",
-				Length: 1024, Holder: 1}}}
-		reply.HeldBy = []*wire.Sharer{{Build: first.Build, ModelName: first.ModelName,
-			File: first.Name}, {}}
-		reply.Files = append(reply.Files, third, fourth, fifth)
-	}
 	return reply, b.err
 }
 

@@ -13,7 +13,6 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/picture"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -42,52 +41,30 @@ func (m *duModel) json() jsonout.Object {
 
 func newDu(a *cli.Call) *cobra.Command {
 	var request wire.Usage
-	var svg bool
-	cmd := &cobra.Command{
-		Use:   "du [ENTRY|MODEL...] [--svg]",
+	return &cobra.Command{
+		Use:   "du [ENTRY|MODEL...]",
 		Short: "show disk usage by model and user",
 		Long: `du lists builds by model, the largest first: what removing each would free (own),
 what other builds need too (shared), and how it is kept. Then it lists users and execution
 providers.
 
-With two entries it compares their files and prints what they have in common. With --svg it prints
-a picture of the 60 largest files and their common parts, with --json the data of the picture.
+With two entries it compares their files and prints what they have in common.
 
 Files with common bytes store them twice until one is packed; the last line says how much that is.
 Users see their own builds and the shared ones that they requested. ENTRY is as for show.` +
 			exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl du
-  epcachectl du batch1.onnx batch4.onnx
-  epcachectl du --svg > shared.svg`,
+  epcachectl du batch1.onnx batch4.onnx`,
 		RunE: a.RunWithEntries(func(ctx context.Context, c *unixsock.Client,
 			args []string) (err error) {
 			if request.Entries, err = modelfile.Entries(ctx, args); err != nil {
 				return err
 			}
 			entries := request.Entries
-			if svg {
-				err = draw(ctx, a, c, entries)
-			} else {
-				err = usageText(ctx, a, c, &request)
-			}
-			return exit.WithVerb("du", modelfile.AsGiven(err, args, entries))
+			return exit.WithVerb("du",
+				modelfile.AsGiven(usageText(ctx, a, c, &request), args, entries))
 		}),
 	}
-	cmd.Flags().BoolVar(&svg, "svg", false, "print a picture of the common parts of files")
-	return cmd
-}
-
-func draw(ctx context.Context, a *cli.Call, c *unixsock.Client, entries []string) error {
-	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c,
-		&wire.Layout{Entries: entries, Most: picture.MostFiles}, nil)
-	if err != nil {
-		return err
-	}
-	if a.JSON {
-		return a.Print.JSON(jsonout.Of(reply))
-	}
-	_, err = a.Print.Out.Write(picture.Draw(reply))
-	return err
 }
 
 // usageText reads all pages, and prints each model as soon as all of its builds have arrived.

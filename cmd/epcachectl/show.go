@@ -13,45 +13,34 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
-	"github.com/epcached/epcached/cmd/epcachectl/internal/picture"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
 func newShow(a *cli.Call) *cobra.Command {
-	var tensors bool
-	cmd := &cobra.Command{
-		Use:   "show ENTRY|MODEL [--tensors]",
+	return &cobra.Command{
+		Use:   "show ENTRY|MODEL",
 		Short: "show the details of an entry",
 		Long: `show prints all builds of an entry: the request, what made each build, its
 compatibility and the evidence for it, how fast it loads, its files, state and history.
 
 ENTRY is a request key, a build key or a model digest, the first 8 or more digits of one, or a
-model's name. If a file of that name exists, its digest is computed and used.
-
---tensors prints the tensors of the files instead: size, offset, and which other builds have the
-same bytes. OpenVINO's binaries and ONNX graphs name their tensors.` +
+model's name. If a file of that name exists, its digest is computed and used.` +
 			exit.Help(exit.AskingCodes...),
 		Example: `  epcachectl show mobilenet.onnx
-  epcachectl show mobilenet.onnx --tensors`,
+  epcachectl show 3f2a9c01`,
 		Args: cli.UsageArgs(1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				entry, err := modelfile.Entry(ctx, args[0])
-				switch {
-				case err != nil:
+				if err != nil {
 					return exit.WithOperation("show", args[0], err)
-				case tensors:
-					return showTensors(ctx, a, c, args[0], entry)
 				}
 				return show(ctx, a, c, args[0], entry)
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&tensors, "tensors", false, "print the tensors of the files, and which "+
-		"builds share them")
-	return cmd
 }
 
 func show(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
@@ -229,103 +218,6 @@ func gainColumn(b *wire.Build) string {
 		return fmt.Sprintf("%.1fx slower", load/source)
 	}
 	return fmt.Sprintf("%.1fx", source/load)
-}
-
-func showTensors(ctx context.Context, a *cli.Call, c *unixsock.Client, arg, entry string) error {
-	reply, err := unixsock.Ask[wire.LayoutReply](ctx, c,
-		&wire.Layout{Entries: []string{entry}, Tensors: true}, nil)
-	if err != nil {
-		return exit.WithOperation("show", arg,
-			modelfile.AsGiven(err, []string{arg}, []string{entry}))
-	}
-	if a.JSON {
-		return a.Print.JSON(jsonout.Of(reply))
-	}
-	for _, f := range reply.GetFiles() {
-		printTensors(a.Print, reply, f)
-	}
-	if n := reply.GetMore(); n > 0 {
-		a.Print.Line("and %s more, %s", term.Count(n, "file"), term.Bytes(reply.GetMoreBytes()))
-	}
-	return nil
-}
-
-func printTensors(p *term.Printer, r *wire.LayoutReply, f *wire.FileLayout) {
-	form := ""
-	if f.GetPacked() {
-		form = ", packed" + picture.CompressedText(f)
-	}
-	p.Line("%s: %s of build %s by %s%s%s", term.TextOrDash(f.GetName()), term.Bytes(f.GetSize()),
-		term.Short(f.GetBuild()), term.TextOrDash(f.GetEp()),
-		term.WithPrefix(", ", f.GetShapes()), form)
-	switch {
-	case f.GetUnknown() != "":
-		p.Line("  no names: %s", term.Printable(f.GetUnknown()))
-	case f.GetNamedBytes() > 0:
-		p.Line("  %s of it are named tensors", percent(f.GetNamedBytes(), f.GetSize()))
-	}
-	rows := [][]string{{"  OFFSET", "SIZE", "TYPE", "SHARED", "NAME", "FILE", "ALSO IN"}}
-	for _, t := range f.GetTensors() {
-		rows = append(rows, []string{fmt.Sprintf("  %d", t.GetOffset()), term.Bytes(t.GetLength()),
-			typeText(t), percent(t.GetSharedBytes(), t.GetLength()), term.TextOrDash(t.GetName()),
-			holderText(t, r, f), sharersText(f, t.GetWith())})
-	}
-	if len(rows) > 1 {
-		p.Table(rows)
-	}
-	if f.GetMoreTensors() > 0 {
-		p.Line("  and %d smaller ones", f.GetMoreTensors())
-	}
-	p.Line("")
-}
-
-func typeText(t *wire.NamedRange) string {
-	if t.GetKind() != "tensor" {
-		return t.GetKind()
-	}
-	return term.TextOrDash(strings.TrimSpace(t.GetType() + " " + t.GetShape()))
-}
-
-func holderText(t *wire.NamedRange, l *wire.LayoutReply, f *wire.FileLayout) string {
-	at := t.GetHolder()
-	if picture.DigestAt(l, at) == f.GetDigest() {
-		return "this file"
-	}
-	text := term.Short(picture.DigestAt(l, at))
-	if by := l.GetHeldBy(); int(at) < len(by) && by[at].GetBuild() != "" {
-		text += " of " + term.TextOrDash(by[at].GetModelName()) + " " +
-			term.Short(by[at].GetBuild())
-	} else {
-		text += " of no listed build"
-	}
-	return fmt.Sprintf("%s at %d", text, t.GetFrom())
-}
-
-// percent returns a part in per cent, "-" for none. It returns "100 %" only for the whole.
-func percent(part, all int64) string {
-	switch {
-	case part <= 0 || all <= 0:
-		return "-"
-	case part >= all:
-		return "all"
-	}
-	return fmt.Sprintf("%.1f%%", min(100*float64(part)/float64(all), 99.9))
-}
-
-// sharersText names the first few builds with the same bytes.
-func sharersText(f *wire.FileLayout, with []uint32) string {
-	var names []string
-	for _, at := range with[:min(len(with), 2)] {
-		if int(at) < len(f.GetSharers()) {
-			s := f.GetSharers()[at]
-			names = append(names, term.TextOrDash(s.GetModelName())+" "+term.Short(s.GetBuild()))
-		}
-	}
-	text := term.TextOrDash(strings.Join(names, ", "))
-	if n := len(with) - len(names); n > 0 {
-		text += fmt.Sprintf(" and %d more", n)
-	}
-	return text
 }
 
 func sizeOf(b *wire.Build) (size int64) {

@@ -34,7 +34,7 @@ func TestBuildsAreKnownByHubIDOrDirectory(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, compilertest.Dense(seed, 16, 1), 0o644))
 		out, code := d.epcachectl("get", path, "--ep", "OpenVINOExecutionProvider")
 		require.Zero(t, code, out)
-		for _, verb := range []string{"show", "why", "show --tensors"} {
+		for _, verb := range []string{"show", "why"} {
 			out, code = d.epcachectl(append(strings.Fields(verb), name)...)
 			require.Zero(t, code, "%s: %s", verb, out)
 		}

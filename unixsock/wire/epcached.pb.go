@@ -6315,8 +6315,7 @@ type Layout struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// as in Show; none: all builds that the caller may see, without small files
 	Entries       []string `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	Most          uint32   `protobuf:"varint,2,opt,name=most,proto3" json:"most,omitempty"`       // limit of files; 0: 200, the maximum. The largest are listed
-	Tensors       bool     `protobuf:"varint,3,opt,name=tensors,proto3" json:"tensors,omitempty"` // list named tensors too, and the builds that share them
+	Most          uint32   `protobuf:"varint,2,opt,name=most,proto3" json:"most,omitempty"` // limit of files; 0: 200, the maximum. The largest are listed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6365,22 +6364,13 @@ func (x *Layout) GetMost() uint32 {
 	return 0
 }
 
-func (x *Layout) GetTensors() bool {
-	if x != nil {
-		return x.Tensors
-	}
-	return false
-}
-
 type LayoutReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Files []*FileLayout          `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"` // the largest first; cut off if they do not fit into the frame
-	// digests of the blobs; Piece.holder and NamedRange.holder are indices of this list
-	Holders   []string `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"`
-	More      uint64   `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"` // files that are not listed
-	MoreBytes int64    `protobuf:"varint,4,opt,name=more_bytes,json=moreBytes,proto3" json:"more_bytes,omitempty"`
-	// with tensors, for each of holders: a build that has the blob; empty if the caller may see none
-	HeldBy        []*Sharer `protobuf:"bytes,5,rep,name=held_by,json=heldBy,proto3" json:"held_by,omitempty"`
+	// digests of the blobs; Piece.holder is an index of this list
+	Holders       []string `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"`
+	More          uint64   `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"` // files that are not listed
+	MoreBytes     int64    `protobuf:"varint,4,opt,name=more_bytes,json=moreBytes,proto3" json:"more_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6443,13 +6433,6 @@ func (x *LayoutReply) GetMoreBytes() int64 {
 	return 0
 }
 
-func (x *LayoutReply) GetHeldBy() []*Sharer {
-	if x != nil {
-		return x.HeldBy
-	}
-	return nil
-}
-
 type FileLayout struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Build       string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
@@ -6461,14 +6444,9 @@ type FileLayout struct {
 	Size        int64                  `protobuf:"varint,7,opt,name=size,proto3" json:"size,omitempty"`
 	Packed      bool                   `protobuf:"varint,8,opt,name=packed,proto3" json:"packed,omitempty"`
 	// the whole file, in order; small pieces are merged if there are very many
-	Pieces      []*Piece      `protobuf:"bytes,9,rep,name=pieces,proto3" json:"pieces,omitempty"`
-	Tensors     []*NamedRange `protobuf:"bytes,10,rep,name=tensors,proto3" json:"tensors,omitempty"`                             // in order; a range within another follows it
-	MoreTensors uint32        `protobuf:"varint,11,opt,name=more_tensors,json=moreTensors,proto3" json:"more_tensors,omitempty"` // that are not listed: the smallest
-	Unknown     string        `protobuf:"bytes,12,opt,name=unknown,proto3" json:"unknown,omitempty"`                             // why no names of tensors are known
-	Sharers     []*Sharer     `protobuf:"bytes,13,rep,name=sharers,proto3" json:"sharers,omitempty"`
-	SharedBytes int64         `protobuf:"varint,14,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"` // that another listed file has as well
-	NamedBytes  int64         `protobuf:"varint,16,opt,name=named_bytes,json=namedBytes,proto3" json:"named_bytes,omitempty"`    // of named tensors
-	Shapes      string        `protobuf:"bytes,17,opt,name=shapes,proto3" json:"shapes,omitempty"`                               // of the build: as in BuildUsage
+	Pieces      []*Piece `protobuf:"bytes,9,rep,name=pieces,proto3" json:"pieces,omitempty"`
+	SharedBytes int64    `protobuf:"varint,14,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"` // that another listed file has as well
+	Shapes      string   `protobuf:"bytes,17,opt,name=shapes,proto3" json:"shapes,omitempty"`                               // of the build: as in BuildUsage
 	// of its own bytes, those that are stored compressed while it is packed
 	CompressedBytes int64 `protobuf:"varint,18,opt,name=compressed_bytes,json=compressedBytes,proto3" json:"compressed_bytes,omitempty"`
 	// bytes that it takes from no other file; all of them while it is whole
@@ -6570,44 +6548,9 @@ func (x *FileLayout) GetPieces() []*Piece {
 	return nil
 }
 
-func (x *FileLayout) GetTensors() []*NamedRange {
-	if x != nil {
-		return x.Tensors
-	}
-	return nil
-}
-
-func (x *FileLayout) GetMoreTensors() uint32 {
-	if x != nil {
-		return x.MoreTensors
-	}
-	return 0
-}
-
-func (x *FileLayout) GetUnknown() string {
-	if x != nil {
-		return x.Unknown
-	}
-	return ""
-}
-
-func (x *FileLayout) GetSharers() []*Sharer {
-	if x != nil {
-		return x.Sharers
-	}
-	return nil
-}
-
 func (x *FileLayout) GetSharedBytes() int64 {
 	if x != nil {
 		return x.SharedBytes
-	}
-	return 0
-}
-
-func (x *FileLayout) GetNamedBytes() int64 {
-	if x != nil {
-		return x.NamedBytes
 	}
 	return 0
 }
@@ -6701,191 +6644,6 @@ func (x *Piece) GetFrom() int64 {
 	return 0
 }
 
-type NamedRange struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// "tensor", "partition", "graph", "head", "weights" (that partitions share)
-	Kind          string   `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	Type          string   `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`      // of a tensor, as the file names it
-	Shape         string   `protobuf:"bytes,4,opt,name=shape,proto3" json:"shape,omitempty"`    // "768x768"
-	Offset        int64    `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"` // in the file
-	Length        int64    `protobuf:"varint,6,opt,name=length,proto3" json:"length,omitempty"`
-	Holder        uint32   `protobuf:"varint,7,opt,name=holder,proto3" json:"holder,omitempty"` // of its first byte
-	From          int64    `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`
-	SharedBytes   int64    `protobuf:"varint,9,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"` // that another build has as well
-	With          []uint32 `protobuf:"varint,10,rep,packed,name=with,proto3" json:"with,omitempty"`                          // indices of the sharers that have half of it or more
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *NamedRange) Reset() {
-	*x = NamedRange{}
-	mi := &file_epcached_proto_msgTypes[66]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *NamedRange) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*NamedRange) ProtoMessage() {}
-
-func (x *NamedRange) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[66]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use NamedRange.ProtoReflect.Descriptor instead.
-func (*NamedRange) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{66}
-}
-
-func (x *NamedRange) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *NamedRange) GetKind() string {
-	if x != nil {
-		return x.Kind
-	}
-	return ""
-}
-
-func (x *NamedRange) GetType() string {
-	if x != nil {
-		return x.Type
-	}
-	return ""
-}
-
-func (x *NamedRange) GetShape() string {
-	if x != nil {
-		return x.Shape
-	}
-	return ""
-}
-
-func (x *NamedRange) GetOffset() int64 {
-	if x != nil {
-		return x.Offset
-	}
-	return 0
-}
-
-func (x *NamedRange) GetLength() int64 {
-	if x != nil {
-		return x.Length
-	}
-	return 0
-}
-
-func (x *NamedRange) GetHolder() uint32 {
-	if x != nil {
-		return x.Holder
-	}
-	return 0
-}
-
-func (x *NamedRange) GetFrom() int64 {
-	if x != nil {
-		return x.From
-	}
-	return 0
-}
-
-func (x *NamedRange) GetSharedBytes() int64 {
-	if x != nil {
-		return x.SharedBytes
-	}
-	return 0
-}
-
-func (x *NamedRange) GetWith() []uint32 {
-	if x != nil {
-		return x.With
-	}
-	return nil
-}
-
-type Sharer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Build         string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
-	ModelName     string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
-	Ep            string                 `protobuf:"bytes,3,opt,name=ep,proto3" json:"ep,omitempty"`
-	File          string                 `protobuf:"bytes,4,opt,name=file,proto3" json:"file,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Sharer) Reset() {
-	*x = Sharer{}
-	mi := &file_epcached_proto_msgTypes[67]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Sharer) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Sharer) ProtoMessage() {}
-
-func (x *Sharer) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[67]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Sharer.ProtoReflect.Descriptor instead.
-func (*Sharer) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67}
-}
-
-func (x *Sharer) GetBuild() string {
-	if x != nil {
-		return x.Build
-	}
-	return ""
-}
-
-func (x *Sharer) GetModelName() string {
-	if x != nil {
-		return x.ModelName
-	}
-	return ""
-}
-
-func (x *Sharer) GetEp() string {
-	if x != nil {
-		return x.Ep
-	}
-	return ""
-}
-
-func (x *Sharer) GetFile() string {
-	if x != nil {
-		return x.File
-	}
-	return ""
-}
-
 type Status struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -6894,7 +6652,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6906,7 +6664,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6919,7 +6677,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68}
+	return file_epcached_proto_rawDescGZIP(), []int{66}
 }
 
 type StatusReply struct {
@@ -6953,7 +6711,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6965,7 +6723,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6978,7 +6736,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{69}
+	return file_epcached_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -7142,7 +6900,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7154,7 +6912,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7167,7 +6925,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Layer) GetPath() string {
@@ -7242,7 +7000,7 @@ type Remote struct {
 
 func (x *Remote) Reset() {
 	*x = Remote{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7254,7 +7012,7 @@ func (x *Remote) String() string {
 func (*Remote) ProtoMessage() {}
 
 func (x *Remote) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7267,7 +7025,7 @@ func (x *Remote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remote.ProtoReflect.Descriptor instead.
 func (*Remote) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Remote) GetName() string {
@@ -7478,7 +7236,7 @@ type Push struct {
 
 func (x *Push) Reset() {
 	*x = Push{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7490,7 +7248,7 @@ func (x *Push) String() string {
 func (*Push) ProtoMessage() {}
 
 func (x *Push) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7503,7 +7261,7 @@ func (x *Push) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Push.ProtoReflect.Descriptor instead.
 func (*Push) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Push) GetEntries() []string {
@@ -7529,7 +7287,7 @@ type PushReply struct {
 
 func (x *PushReply) Reset() {
 	*x = PushReply{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7541,7 +7299,7 @@ func (x *PushReply) String() string {
 func (*PushReply) ProtoMessage() {}
 
 func (x *PushReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7554,7 +7312,7 @@ func (x *PushReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushReply.ProtoReflect.Descriptor instead.
 func (*PushReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PushReply) GetBuilds() []*PushReply_Pushed {
@@ -7574,7 +7332,7 @@ type CheckRemote struct {
 
 func (x *CheckRemote) Reset() {
 	*x = CheckRemote{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7586,7 +7344,7 @@ func (x *CheckRemote) String() string {
 func (*CheckRemote) ProtoMessage() {}
 
 func (x *CheckRemote) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7599,7 +7357,7 @@ func (x *CheckRemote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRemote.ProtoReflect.Descriptor instead.
 func (*CheckRemote) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CheckRemote) GetRemote() string {
@@ -7618,7 +7376,7 @@ type CheckRemoteReply struct {
 
 func (x *CheckRemoteReply) Reset() {
 	*x = CheckRemoteReply{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7630,7 +7388,7 @@ func (x *CheckRemoteReply) String() string {
 func (*CheckRemoteReply) ProtoMessage() {}
 
 func (x *CheckRemoteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7643,7 +7401,7 @@ func (x *CheckRemoteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRemoteReply.ProtoReflect.Descriptor instead.
 func (*CheckRemoteReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CheckRemoteReply) GetFindings() []*CheckRemoteReply_Finding {
@@ -7666,7 +7424,7 @@ type RemoteTrust struct {
 
 func (x *RemoteTrust) Reset() {
 	*x = RemoteTrust{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7678,7 +7436,7 @@ func (x *RemoteTrust) String() string {
 func (*RemoteTrust) ProtoMessage() {}
 
 func (x *RemoteTrust) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7691,7 +7449,7 @@ func (x *RemoteTrust) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteTrust.ProtoReflect.Descriptor instead.
 func (*RemoteTrust) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RemoteTrust) GetRemote() string {
@@ -7724,7 +7482,7 @@ type RemoteTrustReply struct {
 
 func (x *RemoteTrustReply) Reset() {
 	*x = RemoteTrustReply{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7736,7 +7494,7 @@ func (x *RemoteTrustReply) String() string {
 func (*RemoteTrustReply) ProtoMessage() {}
 
 func (x *RemoteTrustReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7749,7 +7507,7 @@ func (x *RemoteTrustReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteTrustReply.ProtoReflect.Descriptor instead.
 func (*RemoteTrustReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemoteTrustReply) GetDocuments() [][]byte {
@@ -7771,7 +7529,7 @@ type CollectRemote struct {
 
 func (x *CollectRemote) Reset() {
 	*x = CollectRemote{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7783,7 +7541,7 @@ func (x *CollectRemote) String() string {
 func (*CollectRemote) ProtoMessage() {}
 
 func (x *CollectRemote) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7796,7 +7554,7 @@ func (x *CollectRemote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRemote.ProtoReflect.Descriptor instead.
 func (*CollectRemote) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CollectRemote) GetRemote() string {
@@ -7822,7 +7580,7 @@ type CollectRemoteReply struct {
 
 func (x *CollectRemoteReply) Reset() {
 	*x = CollectRemoteReply{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7834,7 +7592,7 @@ func (x *CollectRemoteReply) String() string {
 func (*CollectRemoteReply) ProtoMessage() {}
 
 func (x *CollectRemoteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7847,7 +7605,7 @@ func (x *CollectRemoteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRemoteReply.ProtoReflect.Descriptor instead.
 func (*CollectRemoteReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CollectRemoteReply) GetKinds() []*CollectRemoteReply_Kind {
@@ -7867,7 +7625,7 @@ type Stop struct {
 
 func (x *Stop) Reset() {
 	*x = Stop{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7879,7 +7637,7 @@ func (x *Stop) String() string {
 func (*Stop) ProtoMessage() {}
 
 func (x *Stop) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7892,7 +7650,7 @@ func (x *Stop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stop.ProtoReflect.Descriptor instead.
 func (*Stop) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 type StopReply struct {
@@ -7906,7 +7664,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7918,7 +7676,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7931,7 +7689,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *StopReply) GetFd() uint32 {
@@ -7954,7 +7712,7 @@ type Sourceless struct {
 
 func (x *Sourceless) Reset() {
 	*x = Sourceless{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7966,7 +7724,7 @@ func (x *Sourceless) String() string {
 func (*Sourceless) ProtoMessage() {}
 
 func (x *Sourceless) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7979,7 +7737,7 @@ func (x *Sourceless) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless.ProtoReflect.Descriptor instead.
 func (*Sourceless) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Sourceless) GetBuilds() uint64 {
@@ -8033,7 +7791,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8045,7 +7803,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8058,7 +7816,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -8204,7 +7962,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8216,7 +7974,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8229,7 +7987,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -8258,7 +8016,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8270,7 +8028,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8283,7 +8041,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -8320,7 +8078,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8332,7 +8090,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8345,7 +8103,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -8448,7 +8206,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8460,7 +8218,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8473,7 +8231,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *EpFacts) GetName() string {
@@ -8550,7 +8308,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8562,7 +8320,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8575,7 +8333,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -8667,7 +8425,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8679,7 +8437,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8692,7 +8450,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Report) GetBuild() string {
@@ -8753,7 +8511,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8765,7 +8523,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8778,7 +8536,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{90}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -8827,7 +8585,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8839,7 +8597,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8852,7 +8610,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{91}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Why) GetEntry() string {
@@ -8883,7 +8641,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8895,7 +8653,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8908,7 +8666,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{92}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -8986,7 +8744,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8998,7 +8756,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9011,7 +8769,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{93}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -9054,7 +8812,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9066,7 +8824,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9079,7 +8837,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{94}
+	return file_epcached_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -9122,7 +8880,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9134,7 +8892,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9147,7 +8905,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{95}
+	return file_epcached_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Difference) GetField() string {
@@ -9189,7 +8947,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9201,7 +8959,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9214,7 +8972,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{96}
+	return file_epcached_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -9283,7 +9041,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[97]
+	mi := &file_epcached_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9295,7 +9053,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[97]
+	mi := &file_epcached_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9308,7 +9066,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{97}
+	return file_epcached_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -9334,7 +9092,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[98]
+	mi := &file_epcached_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9346,7 +9104,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[98]
+	mi := &file_epcached_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9359,7 +9117,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{98}
+	return file_epcached_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -9380,7 +9138,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[99]
+	mi := &file_epcached_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9392,7 +9150,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[99]
+	mi := &file_epcached_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9405,7 +9163,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{99}
+	return file_epcached_proto_rawDescGZIP(), []int{97}
 }
 
 // Doctor looks for problems of this machine that the daemon can see.
@@ -9417,7 +9175,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[100]
+	mi := &file_epcached_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9429,7 +9187,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[100]
+	mi := &file_epcached_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9442,7 +9200,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{100}
+	return file_epcached_proto_rawDescGZIP(), []int{98}
 }
 
 type DoctorReply struct {
@@ -9454,7 +9212,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[101]
+	mi := &file_epcached_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9466,7 +9224,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[101]
+	mi := &file_epcached_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9479,7 +9237,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{101}
+	return file_epcached_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -9501,7 +9259,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[102]
+	mi := &file_epcached_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9513,7 +9271,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[102]
+	mi := &file_epcached_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9526,7 +9284,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{102}
+	return file_epcached_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -9570,7 +9328,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[103]
+	mi := &file_epcached_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9582,7 +9340,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[103]
+	mi := &file_epcached_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9595,7 +9353,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{103}
+	return file_epcached_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Check) GetDeep() bool {
@@ -9640,7 +9398,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[104]
+	mi := &file_epcached_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9652,7 +9410,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[104]
+	mi := &file_epcached_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9665,7 +9423,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{104}
+	return file_epcached_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -9724,7 +9482,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[105]
+	mi := &file_epcached_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9736,7 +9494,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[105]
+	mi := &file_epcached_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9749,7 +9507,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{105}
+	return file_epcached_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -9793,7 +9551,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[106]
+	mi := &file_epcached_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9805,7 +9563,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[106]
+	mi := &file_epcached_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9818,7 +9576,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{106}
+	return file_epcached_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *Finding) GetKind() string {
@@ -9869,7 +9627,7 @@ type PushReply_Pushed struct {
 
 func (x *PushReply_Pushed) Reset() {
 	*x = PushReply_Pushed{}
-	mi := &file_epcached_proto_msgTypes[119]
+	mi := &file_epcached_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9881,7 +9639,7 @@ func (x *PushReply_Pushed) String() string {
 func (*PushReply_Pushed) ProtoMessage() {}
 
 func (x *PushReply_Pushed) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[119]
+	mi := &file_epcached_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9894,7 +9652,7 @@ func (x *PushReply_Pushed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushReply_Pushed.ProtoReflect.Descriptor instead.
 func (*PushReply_Pushed) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{71, 0}
 }
 
 func (x *PushReply_Pushed) GetModel() string {
@@ -9943,7 +9701,7 @@ type CheckRemoteReply_Finding struct {
 
 func (x *CheckRemoteReply_Finding) Reset() {
 	*x = CheckRemoteReply_Finding{}
-	mi := &file_epcached_proto_msgTypes[120]
+	mi := &file_epcached_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9955,7 +9713,7 @@ func (x *CheckRemoteReply_Finding) String() string {
 func (*CheckRemoteReply_Finding) ProtoMessage() {}
 
 func (x *CheckRemoteReply_Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[120]
+	mi := &file_epcached_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9968,7 +9726,7 @@ func (x *CheckRemoteReply_Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRemoteReply_Finding.ProtoReflect.Descriptor instead.
 func (*CheckRemoteReply_Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{73, 0}
 }
 
 func (x *CheckRemoteReply_Finding) GetName() string {
@@ -10005,7 +9763,7 @@ type CollectRemoteReply_Kind struct {
 
 func (x *CollectRemoteReply_Kind) Reset() {
 	*x = CollectRemoteReply_Kind{}
-	mi := &file_epcached_proto_msgTypes[121]
+	mi := &file_epcached_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10017,7 +9775,7 @@ func (x *CollectRemoteReply_Kind) String() string {
 func (*CollectRemoteReply_Kind) ProtoMessage() {}
 
 func (x *CollectRemoteReply_Kind) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[121]
+	mi := &file_epcached_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10030,7 +9788,7 @@ func (x *CollectRemoteReply_Kind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRemoteReply_Kind.ProtoReflect.Descriptor instead.
 func (*CollectRemoteReply_Kind) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{77, 0}
 }
 
 func (x *CollectRemoteReply_Kind) GetName() string {
@@ -10078,7 +9836,7 @@ type Sourceless_Why struct {
 
 func (x *Sourceless_Why) Reset() {
 	*x = Sourceless_Why{}
-	mi := &file_epcached_proto_msgTypes[122]
+	mi := &file_epcached_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10090,7 +9848,7 @@ func (x *Sourceless_Why) String() string {
 func (*Sourceless_Why) ProtoMessage() {}
 
 func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[122]
+	mi := &file_epcached_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10103,7 +9861,7 @@ func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless_Why.ProtoReflect.Descriptor instead.
 func (*Sourceless_Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{80, 0}
 }
 
 func (x *Sourceless_Why) GetText() string {
@@ -10719,18 +10477,16 @@ const file_epcached_proto_rawDesc = "" +
 	"first_name\x18\x03 \x01(\tR\tfirstName\x12\x1f\n" +
 	"\vsecond_name\x18\x04 \x01(\tR\n" +
 	"secondName\x12\x14\n" +
-	"\x05bytes\x18\x05 \x01(\x03R\x05bytes\"P\n" +
+	"\x05bytes\x18\x05 \x01(\x03R\x05bytes\"<\n" +
 	"\x06Layout\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x12\n" +
-	"\x04most\x18\x02 \x01(\rR\x04most\x12\x18\n" +
-	"\atensors\x18\x03 \x01(\bR\atensors\"\xb7\x01\n" +
+	"\x04most\x18\x02 \x01(\rR\x04mostJ\x04\b\x03\x10\x04\"\x8f\x01\n" +
 	"\vLayoutReply\x12-\n" +
 	"\x05files\x18\x01 \x03(\v2\x17.epcached.v1.FileLayoutR\x05files\x12\x18\n" +
 	"\aholders\x18\x02 \x03(\tR\aholders\x12\x12\n" +
 	"\x04more\x18\x03 \x01(\x04R\x04more\x12\x1d\n" +
 	"\n" +
-	"more_bytes\x18\x04 \x01(\x03R\tmoreBytes\x12,\n" +
-	"\aheld_by\x18\x05 \x03(\v2\x13.epcached.v1.SharerR\x06heldBy\"\xc1\x04\n" +
+	"more_bytes\x18\x04 \x01(\x03R\tmoreBytesJ\x04\b\x05\x10\x06\"\x8d\x03\n" +
 	"\n" +
 	"FileLayout\x12\x14\n" +
 	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
@@ -10742,42 +10498,17 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06digest\x18\x06 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\a \x01(\x03R\x04size\x12\x16\n" +
 	"\x06packed\x18\b \x01(\bR\x06packed\x12*\n" +
-	"\x06pieces\x18\t \x03(\v2\x12.epcached.v1.PieceR\x06pieces\x121\n" +
-	"\atensors\x18\n" +
-	" \x03(\v2\x17.epcached.v1.NamedRangeR\atensors\x12!\n" +
-	"\fmore_tensors\x18\v \x01(\rR\vmoreTensors\x12\x18\n" +
-	"\aunknown\x18\f \x01(\tR\aunknown\x12-\n" +
-	"\asharers\x18\r \x03(\v2\x13.epcached.v1.SharerR\asharers\x12!\n" +
-	"\fshared_bytes\x18\x0e \x01(\x03R\vsharedBytes\x12\x1f\n" +
-	"\vnamed_bytes\x18\x10 \x01(\x03R\n" +
-	"namedBytes\x12\x16\n" +
+	"\x06pieces\x18\t \x03(\v2\x12.epcached.v1.PieceR\x06pieces\x12!\n" +
+	"\fshared_bytes\x18\x0e \x01(\x03R\vsharedBytes\x12\x16\n" +
 	"\x06shapes\x18\x11 \x01(\tR\x06shapes\x12)\n" +
 	"\x10compressed_bytes\x18\x12 \x01(\x03R\x0fcompressedBytes\x12\x1b\n" +
-	"\town_bytes\x18\x13 \x01(\x03R\bownBytesJ\x04\b\x0f\x10\x10\"[\n" +
+	"\town_bytes\x18\x13 \x01(\x03R\bownBytesJ\x04\b\n" +
+	"\x10\x0eJ\x04\b\x0f\x10\x10J\x04\b\x10\x10\x11\"[\n" +
 	"\x05Piece\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x16\n" +
 	"\x06holder\x18\x03 \x01(\rR\x06holder\x12\x12\n" +
-	"\x04from\x18\x04 \x01(\x03R\x04from\"\xf7\x01\n" +
-	"\n" +
-	"NamedRange\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
-	"\x04type\x18\x03 \x01(\tR\x04type\x12\x14\n" +
-	"\x05shape\x18\x04 \x01(\tR\x05shape\x12\x16\n" +
-	"\x06offset\x18\x05 \x01(\x03R\x06offset\x12\x16\n" +
-	"\x06length\x18\x06 \x01(\x03R\x06length\x12\x16\n" +
-	"\x06holder\x18\a \x01(\rR\x06holder\x12\x12\n" +
-	"\x04from\x18\b \x01(\x03R\x04from\x12!\n" +
-	"\fshared_bytes\x18\t \x01(\x03R\vsharedBytes\x12\x12\n" +
-	"\x04with\x18\n" +
-	" \x03(\rR\x04withJ\x04\b\v\x10\f\"a\n" +
-	"\x06Sharer\x12\x14\n" +
-	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
-	"\n" +
-	"model_name\x18\x02 \x01(\tR\tmodelName\x12\x0e\n" +
-	"\x02ep\x18\x03 \x01(\tR\x02ep\x12\x12\n" +
-	"\x04file\x18\x04 \x01(\tR\x04file\"\b\n" +
+	"\x04from\x18\x04 \x01(\x03R\x04from\"\b\n" +
 	"\x06Status\"\xd5\x05\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
@@ -11117,7 +10848,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 125)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 123)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),                  // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),                      // 1: epcached.v1.OnMiss
@@ -11187,65 +10918,63 @@ var file_epcached_proto_goTypes = []any{
 	(*LayoutReply)(nil),              // 65: epcached.v1.LayoutReply
 	(*FileLayout)(nil),               // 66: epcached.v1.FileLayout
 	(*Piece)(nil),                    // 67: epcached.v1.Piece
-	(*NamedRange)(nil),               // 68: epcached.v1.NamedRange
-	(*Sharer)(nil),                   // 69: epcached.v1.Sharer
-	(*Status)(nil),                   // 70: epcached.v1.Status
-	(*StatusReply)(nil),              // 71: epcached.v1.StatusReply
-	(*Layer)(nil),                    // 72: epcached.v1.Layer
-	(*Remote)(nil),                   // 73: epcached.v1.Remote
-	(*Push)(nil),                     // 74: epcached.v1.Push
-	(*PushReply)(nil),                // 75: epcached.v1.PushReply
-	(*CheckRemote)(nil),              // 76: epcached.v1.CheckRemote
-	(*CheckRemoteReply)(nil),         // 77: epcached.v1.CheckRemoteReply
-	(*RemoteTrust)(nil),              // 78: epcached.v1.RemoteTrust
-	(*RemoteTrustReply)(nil),         // 79: epcached.v1.RemoteTrustReply
-	(*CollectRemote)(nil),            // 80: epcached.v1.CollectRemote
-	(*CollectRemoteReply)(nil),       // 81: epcached.v1.CollectRemoteReply
-	(*Stop)(nil),                     // 82: epcached.v1.Stop
-	(*StopReply)(nil),                // 83: epcached.v1.StopReply
-	(*Sourceless)(nil),               // 84: epcached.v1.Sourceless
-	(*Space)(nil),                    // 85: epcached.v1.Space
-	(*Probe)(nil),                    // 86: epcached.v1.Probe
-	(*ProbeReply)(nil),               // 87: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),             // 88: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),                  // 89: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),              // 90: epcached.v1.DeviceFacts
-	(*Report)(nil),                   // 91: epcached.v1.Report
-	(*ReportReply)(nil),              // 92: epcached.v1.ReportReply
-	(*Why)(nil),                      // 93: epcached.v1.Why
-	(*Explanation)(nil),              // 94: epcached.v1.Explanation
-	(*Candidate)(nil),                // 95: epcached.v1.Candidate
-	(*Neighbour)(nil),                // 96: epcached.v1.Neighbour
-	(*Difference)(nil),               // 97: epcached.v1.Difference
-	(*Event)(nil),                    // 98: epcached.v1.Event
-	(*Events)(nil),                   // 99: epcached.v1.Events
-	(*EventsReply)(nil),              // 100: epcached.v1.EventsReply
-	(*Subscribe)(nil),                // 101: epcached.v1.Subscribe
-	(*Doctor)(nil),                   // 102: epcached.v1.Doctor
-	(*DoctorReply)(nil),              // 103: epcached.v1.DoctorReply
-	(*Advice)(nil),                   // 104: epcached.v1.Advice
-	(*Check)(nil),                    // 105: epcached.v1.Check
-	(*CheckReply)(nil),               // 106: epcached.v1.CheckReply
-	(*SpaceLine)(nil),                // 107: epcached.v1.SpaceLine
-	(*Finding)(nil),                  // 108: epcached.v1.Finding
-	nil,                              // 109: epcached.v1.Error.FactsEntry
-	nil,                              // 110: epcached.v1.Device.MetadataEntry
-	nil,                              // 111: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                              // 112: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                              // 113: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                              // 114: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                              // 115: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                              // 116: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                              // 117: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                              // 118: epcached.v1.Member.SessionOptionsEntry
-	nil,                              // 119: epcached.v1.StringMap.EntriesEntry
-	nil,                              // 120: epcached.v1.Failure.FactsEntry
-	(*PushReply_Pushed)(nil),         // 121: epcached.v1.PushReply.Pushed
-	(*CheckRemoteReply_Finding)(nil), // 122: epcached.v1.CheckRemoteReply.Finding
-	(*CollectRemoteReply_Kind)(nil),  // 123: epcached.v1.CollectRemoteReply.Kind
-	(*Sourceless_Why)(nil),           // 124: epcached.v1.Sourceless.Why
-	nil,                              // 125: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                              // 126: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Status)(nil),                   // 68: epcached.v1.Status
+	(*StatusReply)(nil),              // 69: epcached.v1.StatusReply
+	(*Layer)(nil),                    // 70: epcached.v1.Layer
+	(*Remote)(nil),                   // 71: epcached.v1.Remote
+	(*Push)(nil),                     // 72: epcached.v1.Push
+	(*PushReply)(nil),                // 73: epcached.v1.PushReply
+	(*CheckRemote)(nil),              // 74: epcached.v1.CheckRemote
+	(*CheckRemoteReply)(nil),         // 75: epcached.v1.CheckRemoteReply
+	(*RemoteTrust)(nil),              // 76: epcached.v1.RemoteTrust
+	(*RemoteTrustReply)(nil),         // 77: epcached.v1.RemoteTrustReply
+	(*CollectRemote)(nil),            // 78: epcached.v1.CollectRemote
+	(*CollectRemoteReply)(nil),       // 79: epcached.v1.CollectRemoteReply
+	(*Stop)(nil),                     // 80: epcached.v1.Stop
+	(*StopReply)(nil),                // 81: epcached.v1.StopReply
+	(*Sourceless)(nil),               // 82: epcached.v1.Sourceless
+	(*Space)(nil),                    // 83: epcached.v1.Space
+	(*Probe)(nil),                    // 84: epcached.v1.Probe
+	(*ProbeReply)(nil),               // 85: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),             // 86: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),                  // 87: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),              // 88: epcached.v1.DeviceFacts
+	(*Report)(nil),                   // 89: epcached.v1.Report
+	(*ReportReply)(nil),              // 90: epcached.v1.ReportReply
+	(*Why)(nil),                      // 91: epcached.v1.Why
+	(*Explanation)(nil),              // 92: epcached.v1.Explanation
+	(*Candidate)(nil),                // 93: epcached.v1.Candidate
+	(*Neighbour)(nil),                // 94: epcached.v1.Neighbour
+	(*Difference)(nil),               // 95: epcached.v1.Difference
+	(*Event)(nil),                    // 96: epcached.v1.Event
+	(*Events)(nil),                   // 97: epcached.v1.Events
+	(*EventsReply)(nil),              // 98: epcached.v1.EventsReply
+	(*Subscribe)(nil),                // 99: epcached.v1.Subscribe
+	(*Doctor)(nil),                   // 100: epcached.v1.Doctor
+	(*DoctorReply)(nil),              // 101: epcached.v1.DoctorReply
+	(*Advice)(nil),                   // 102: epcached.v1.Advice
+	(*Check)(nil),                    // 103: epcached.v1.Check
+	(*CheckReply)(nil),               // 104: epcached.v1.CheckReply
+	(*SpaceLine)(nil),                // 105: epcached.v1.SpaceLine
+	(*Finding)(nil),                  // 106: epcached.v1.Finding
+	nil,                              // 107: epcached.v1.Error.FactsEntry
+	nil,                              // 108: epcached.v1.Device.MetadataEntry
+	nil,                              // 109: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                              // 110: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                              // 111: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                              // 112: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                              // 113: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                              // 114: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                              // 115: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                              // 116: epcached.v1.Member.SessionOptionsEntry
+	nil,                              // 117: epcached.v1.StringMap.EntriesEntry
+	nil,                              // 118: epcached.v1.Failure.FactsEntry
+	(*PushReply_Pushed)(nil),         // 119: epcached.v1.PushReply.Pushed
+	(*CheckRemoteReply_Finding)(nil), // 120: epcached.v1.CheckRemoteReply.Finding
+	(*CollectRemoteReply_Kind)(nil),  // 121: epcached.v1.CollectRemoteReply.Kind
+	(*Sourceless_Why)(nil),           // 122: epcached.v1.Sourceless.Why
+	nil,                              // 123: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                              // 124: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -11266,22 +10995,22 @@ var file_epcached_proto_depIdxs = []int32{
 	47,  // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
 	48,  // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
 	49,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
-	70,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
-	71,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	86,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	87,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	105, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	106, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	91,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	92,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	93,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	94,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	99,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	100, // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	101, // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	98,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	102, // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	103, // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	68,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
+	69,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
+	84,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	85,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	103, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	104, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	89,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	90,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	91,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	92,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	97,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	98,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	99,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	96,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	100, // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	101, // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	34,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	37,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	38,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -11302,50 +11031,50 @@ var file_epcached_proto_depIdxs = []int32{
 	29,  // 51: epcached.v1.Envelope.export_reply:type_name -> epcached.v1.ExportReply
 	30,  // 52: epcached.v1.Envelope.import:type_name -> epcached.v1.Import
 	31,  // 53: epcached.v1.Envelope.import_reply:type_name -> epcached.v1.ImportReply
-	74,  // 54: epcached.v1.Envelope.push:type_name -> epcached.v1.Push
-	75,  // 55: epcached.v1.Envelope.push_reply:type_name -> epcached.v1.PushReply
-	76,  // 56: epcached.v1.Envelope.check_remote:type_name -> epcached.v1.CheckRemote
-	77,  // 57: epcached.v1.Envelope.check_remote_reply:type_name -> epcached.v1.CheckRemoteReply
-	78,  // 58: epcached.v1.Envelope.remote_trust:type_name -> epcached.v1.RemoteTrust
-	79,  // 59: epcached.v1.Envelope.remote_trust_reply:type_name -> epcached.v1.RemoteTrustReply
+	72,  // 54: epcached.v1.Envelope.push:type_name -> epcached.v1.Push
+	73,  // 55: epcached.v1.Envelope.push_reply:type_name -> epcached.v1.PushReply
+	74,  // 56: epcached.v1.Envelope.check_remote:type_name -> epcached.v1.CheckRemote
+	75,  // 57: epcached.v1.Envelope.check_remote_reply:type_name -> epcached.v1.CheckRemoteReply
+	76,  // 58: epcached.v1.Envelope.remote_trust:type_name -> epcached.v1.RemoteTrust
+	77,  // 59: epcached.v1.Envelope.remote_trust_reply:type_name -> epcached.v1.RemoteTrustReply
 	54,  // 60: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
 	55,  // 61: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
-	80,  // 62: epcached.v1.Envelope.collect_remote:type_name -> epcached.v1.CollectRemote
-	81,  // 63: epcached.v1.Envelope.collect_remote_reply:type_name -> epcached.v1.CollectRemoteReply
-	82,  // 64: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
-	83,  // 65: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
+	78,  // 62: epcached.v1.Envelope.collect_remote:type_name -> epcached.v1.CollectRemote
+	79,  // 63: epcached.v1.Envelope.collect_remote_reply:type_name -> epcached.v1.CollectRemoteReply
+	80,  // 64: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
+	81,  // 65: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
 	0,   // 66: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	109, // 67: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	107, // 67: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
 	9,   // 68: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	110, // 69: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	108, // 69: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
 	11,  // 70: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	111, // 71: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	112, // 72: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	109, // 71: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	110, // 72: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
 	14,  // 73: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
 	9,   // 74: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
 	10,  // 75: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
 	12,  // 76: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	113, // 77: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	114, // 78: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	115, // 79: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	111, // 77: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	112, // 78: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	113, // 79: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
 	13,  // 80: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
 	1,   // 81: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
 	10,  // 82: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
 	16,  // 83: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
 	17,  // 84: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	116, // 85: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	117, // 86: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	94,  // 87: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	114, // 85: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	115, // 86: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	92,  // 87: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
 	20,  // 88: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
 	19,  // 89: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	118, // 90: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	119, // 91: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	116, // 90: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	117, // 91: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
 	26,  // 92: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
 	27,  // 93: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
 	17,  // 94: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
 	26,  // 95: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
 	5,   // 96: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	120, // 97: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	118, // 97: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
 	35,  // 98: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
 	36,  // 99: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
 	17,  // 100: epcached.v1.Build.files:type_name -> epcached.v1.File
@@ -11357,49 +11086,46 @@ var file_epcached_proto_depIdxs = []int32{
 	57,  // 106: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
 	58,  // 107: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
 	56,  // 108: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	85,  // 109: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	83,  // 109: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
 	61,  // 110: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
 	62,  // 111: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
 	62,  // 112: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
 	63,  // 113: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
 	42,  // 114: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
 	66,  // 115: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
-	69,  // 116: epcached.v1.LayoutReply.held_by:type_name -> epcached.v1.Sharer
-	67,  // 117: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
-	68,  // 118: epcached.v1.FileLayout.tensors:type_name -> epcached.v1.NamedRange
-	69,  // 119: epcached.v1.FileLayout.sharers:type_name -> epcached.v1.Sharer
-	85,  // 120: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	88,  // 121: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	84,  // 122: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
-	72,  // 123: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
-	73,  // 124: epcached.v1.StatusReply.remotes:type_name -> epcached.v1.Remote
-	121, // 125: epcached.v1.PushReply.builds:type_name -> epcached.v1.PushReply.Pushed
-	122, // 126: epcached.v1.CheckRemoteReply.findings:type_name -> epcached.v1.CheckRemoteReply.Finding
-	123, // 127: epcached.v1.CollectRemoteReply.kinds:type_name -> epcached.v1.CollectRemoteReply.Kind
-	124, // 128: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
-	13,  // 129: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	88,  // 130: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	89,  // 131: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	90,  // 132: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	125, // 133: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	126, // 134: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 135: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	95,  // 136: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	96,  // 137: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	98,  // 138: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	42,  // 139: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	97,  // 140: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	97,  // 141: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	98,  // 142: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	104, // 143: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	108, // 144: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	107, // 145: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 146: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	147, // [147:147] is the sub-list for method output_type
-	147, // [147:147] is the sub-list for method input_type
-	147, // [147:147] is the sub-list for extension type_name
-	147, // [147:147] is the sub-list for extension extendee
-	0,   // [0:147] is the sub-list for field type_name
+	67,  // 116: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
+	83,  // 117: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	86,  // 118: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	82,  // 119: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
+	70,  // 120: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
+	71,  // 121: epcached.v1.StatusReply.remotes:type_name -> epcached.v1.Remote
+	119, // 122: epcached.v1.PushReply.builds:type_name -> epcached.v1.PushReply.Pushed
+	120, // 123: epcached.v1.CheckRemoteReply.findings:type_name -> epcached.v1.CheckRemoteReply.Finding
+	121, // 124: epcached.v1.CollectRemoteReply.kinds:type_name -> epcached.v1.CollectRemoteReply.Kind
+	122, // 125: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
+	13,  // 126: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	86,  // 127: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	87,  // 128: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	88,  // 129: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	123, // 130: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	124, // 131: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 132: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	93,  // 133: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	94,  // 134: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	96,  // 135: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	42,  // 136: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	95,  // 137: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	95,  // 138: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	96,  // 139: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	102, // 140: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	106, // 141: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	105, // 142: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 143: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	144, // [144:144] is the sub-list for method output_type
+	144, // [144:144] is the sub-list for method input_type
+	144, // [144:144] is the sub-list for extension type_name
+	144, // [144:144] is the sub-list for extension extendee
+	0,   // [0:144] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -11479,14 +11205,14 @@ func file_epcached_proto_init() {
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[27].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[50].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[105].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[103].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   125,
+			NumMessages:   123,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
