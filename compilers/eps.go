@@ -55,6 +55,9 @@ const (
 	// FileName: a file, identified by its content; clients send a descriptor, never a path.
 	FileName     Policy = "file"
 	RefusedByUse Policy = "refused" // makes the EP write or load a file; clients may not set it
+	// Superseded: the EP keeps compiled models itself, which the daemon does instead. Supersede
+	// removes the option.
+	Superseded Policy = "superseded"
 )
 
 // EPOption describes one provider option.
@@ -67,6 +70,10 @@ type EPOption struct {
 	Unless  string `toml:"unless"` // another option; if it is set, Fill is not passed
 	// Share is the value for compiling groups if the option is absent.
 	Share string `toml:"share"`
+	// Without are keys in a JSON value, in any case and depth, that are superseded.
+	Without []string `toml:"without"`
+	// Loads: a superseded option that also serves the session that loads the build.
+	Loads bool `toml:"loads"`
 
 	// Unchecked: a build with this option ("1") is not loaded without its target: it would crash.
 	Unchecked bool `toml:"unchecked"`
@@ -161,6 +168,67 @@ func epOfLibrary(file string) (string, bool) {
 	return "", false
 }
 
+// Supersede returns the options without superseded ones, and the removed ones by name; removed is
+// nil if there are none, and options is returned then. A removed key of a JSON value is named
+// OPTION.KEY.
+func (i EPInfo) Supersede(options map[string]string) (rest, removed map[string]string) {
+	rest = options
+	for name, value := range options {
+		opt := i.Options[name]
+		if opt.Policy != Superseded && len(opt.Without) == 0 {
+			continue
+		}
+		gone := map[string]string{name: value}
+		kept := ""
+		if opt.Policy != Superseded {
+			if kept, gone = withoutKeys(name, value, opt.Without); len(gone) == 0 {
+				continue
+			}
+		}
+		if removed == nil {
+			rest, removed = maps.Clone(options), map[string]string{}
+		}
+		maps.Copy(removed, gone)
+		if delete(rest, name); kept != "" {
+			rest[name] = kept
+		}
+	}
+	return rest, removed
+}
+
+// withoutKeys removes keys from a JSON value, and the objects that become empty: kept is "" if
+// nothing is left. A value that is not JSON has no keys.
+func withoutKeys(name, value string, keys []string) (kept string, removed map[string]string) {
+	tree, err := parseJSON(value)
+	if err != nil {
+		return value, nil // Normalize returns the error
+	}
+	removed = map[string]string{}
+	var prune func(node any) (empty bool)
+	prune = func(node any) bool {
+		object, ok := node.(map[string]any)
+		if !ok {
+			return false
+		}
+		before := len(object)
+		for key, inner := range object {
+			named := func(k string) bool { return strings.EqualFold(k, key) }
+			switch {
+			case slices.ContainsFunc(keys, named):
+				removed[name+"."+key] = fmt.Sprint(inner)
+				delete(object, key)
+			case prune(inner):
+				delete(object, key)
+			}
+		}
+		return len(object) == 0 && before > 0
+	}
+	if prune(tree) {
+		return "", removed
+	}
+	return formatJSON(tree), removed
+}
+
 // Normalize returns the canonical spelling of an EP's options: equivalent values become equal, and
 // options with their default value are left out. Options that may not be given are an error that
 // wraps ErrOption and names the option. Unknown options are such an error too, unless allowUnknown;
@@ -231,22 +299,34 @@ func CanonicalValue(kind, value string) (string, error) {
 // canonicalJSON sorts keys and drops white space; numbers keep their spelling, because an EP may
 // distinguish 1.0 and 1.
 func canonicalJSON(value string) (string, error) {
+	tree, err := parseJSON(value)
+	if err != nil {
+		return "", err
+	}
+	return formatJSON(tree), nil
+}
+
+func parseJSON(value string) (tree any, err error) {
 	dec := json.NewDecoder(strings.NewReader(value))
 	dec.UseNumber()
-	var tree any
 	if err := dec.Decode(&tree); err != nil {
-		return "", fmt.Errorf("%w: not JSON: %w", ErrOption, err)
+		return nil, fmt.Errorf("%w: not JSON: %w", ErrOption, err)
 	}
 	if dec.More() {
-		return "", fmt.Errorf("%w: more than one JSON value", ErrOption)
+		return nil, fmt.Errorf("%w: more than one JSON value", ErrOption)
 	}
+	return tree, nil
+}
+
+// formatJSON formats a value of parseJSON.
+func formatJSON(tree any) string {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(tree); err != nil {
-		return "", fmt.Errorf("%w: %w", ErrOption, err)
+		return "null" // cannot happen: a tree of parseJSON can be encoded
 	}
-	return strings.TrimSuffix(out.String(), "\n"), nil
+	return strings.TrimSuffix(out.String(), "\n")
 }
 
 // Resolve returns the options as the EP wants them: fills in what must be passed, and turns names

@@ -8,7 +8,7 @@ import (
 
 func TestTableIsWellFormed(t *testing.T) {
 	kinds := []string{"bool", "int", "string", "json"}
-	policies := []Policy{Allowed, LibraryName, FileName, RefusedByUse}
+	policies := []Policy{Allowed, LibraryName, FileName, RefusedByUse, Superseded}
 	for _, name := range EPNames() {
 		info, ok := EPByName(name)
 		require.True(t, ok)

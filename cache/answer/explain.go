@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/epcached/epcached/cache/build"
@@ -46,6 +47,7 @@ func (c *Answerer) Explain(ctx context.Context, at *request.Attempt) (*request.A
 		return nil, err
 	}
 	out.Remotes = c.Remotes(at)
+	out.Reason = strings.Join(append([]string{out.Reason}, at.Superseded.Warnings...), "; ")
 	a := at.Answer(request.Explained)
 	a.Why, a.Explanation = out.Reason, out
 	return a, nil

@@ -54,6 +54,42 @@ func (a Allowed) canonicalOptions(ep EP) (map[string]string, error) {
 	return out, fileOptions(ep, info)
 }
 
+// Superseded is what Supersede removed.
+type Superseded struct {
+	Warnings []string                     // one for each option
+	Loads    map[string]map[string]string // by EP: options for the session that loads the build
+}
+
+// Supersede returns the EPs without the options with which they keep compiled models themselves,
+// because builds are kept instead, and requests with and without such options are equal.
+func Supersede(eps []EP) (rest []EP, removed Superseded) {
+	rest = eps
+	for i, ep := range eps {
+		info, _ := compilers.EPByName(ep.Name)
+		options, gone := info.Supersede(ep.Options)
+		if len(gone) == 0 {
+			continue
+		}
+		if len(removed.Warnings) == 0 {
+			rest, removed.Loads = slices.Clone(eps), make(map[string]map[string]string)
+		}
+		rest[i].Options = options
+		for _, name := range slices.Sorted(maps.Keys(gone)) {
+			use := "is not used"
+			if info.Options[name].Loads {
+				use = "is for the loading session only"
+				if removed.Loads[ep.Name] == nil {
+					removed.Loads[ep.Name] = make(map[string]string)
+				}
+				removed.Loads[ep.Name][name] = gone[name]
+			}
+			removed.Warnings = append(removed.Warnings, fmt.Sprintf(
+				"option %q of %s %s: epcached keeps the compiled model", name, ep.Name, use))
+		}
+	}
+	return rest, removed
+}
+
 // fileOptions checks that exactly those options came with descriptors that name a file.
 func fileOptions(ep EP, info compilers.EPInfo) error {
 	for _, name := range slices.Sorted(maps.Keys(ep.Options)) {

@@ -236,7 +236,12 @@ func (l *Lookup) FillAnswer(a *request.Answer, at *request.Attempt) *request.Ans
 	a.ProviderOptions = make(map[string]map[string]string, len(at.EPs))
 	for _, ep := range at.Plan.EPs {
 		a.ProviderOptions[ep.Name] = ep.Options
+		if loads := at.Superseded.Loads[ep.Name]; len(loads) > 0 {
+			a.ProviderOptions[ep.Name] = maps.Clone(ep.Options)
+			maps.Copy(a.ProviderOptions[ep.Name], loads)
+		}
 	}
+	a.Warnings = append(a.Warnings, at.Superseded.Warnings...)
 	return a
 }
 

@@ -21,6 +21,8 @@ type Attempt struct {
 	Adopting    bool   // to adopt a compiled model
 	AsMember    bool   // for a group that contains the model
 
+	Superseded identity.Superseded // options that were removed from the request
+
 	Identity    identity.Model
 	Scope       string            // the scope that a build is stored in; "": none
 	Scopes      []string          // the scopes to look up
@@ -52,6 +54,7 @@ func NewAttempt(r *Request, t *jobs.ProgressReporter) (*Attempt, error) {
 	if err := own.check(); err != nil {
 		return nil, err
 	}
+	own.EPs, at.Superseded = identity.Supersede(own.EPs)
 	var err error
 	own.SessionOptions, own.Output, err = own.Output.FoldIntoSession(own.SessionOptions)
 	own.SessionOptions, at.OnlyOptimal = identity.SplitSession(own.SessionOptions)

@@ -330,8 +330,8 @@ func TestWrongRequests(t *testing.T) {
 			[]string{"backend_path", "there is no library"}},
 		"library that is not there": {option("QNNExecutionProvider", "backend_path",
 			"libQnnWarp.so"), unixsock.ErrBadRequest, []string{"libQnnWarp.so"}},
-		"option that writes": {option("OpenVINOExecutionProvider", "cache_dir", "/tmp"),
-			unixsock.ErrBadRequest, []string{"cache_dir"}},
+		"option that writes": {option("OpenVINOExecutionProvider", "dump_subgraphs", "/tmp"),
+			unixsock.ErrBadRequest, []string{"dump_subgraphs"}},
 		"no such device": {
 			withEPs(&wire.ExecutionProvider{Name: "OpenVINOExecutionProvider",
 				Devices: []*wire.Device{{Type: "NPU"}}}), unixsock.ErrUnavailable,
