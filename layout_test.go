@@ -183,7 +183,7 @@ var allowed = map[string][]string{
 	"cmd/epcachectl/internal/exit": {"cas", "unixsock", "internal/modelname",
 		"internal/suggest"},
 	"cmd/epcachectl/internal/jsonout": {},
-	"cmd/epcachectl/internal/modelfile": {"cas", "cmd/epcachectl/internal/exit",
+	"cmd/epcachectl/internal/modelfile": {"cas", "clients/epcache", "cmd/epcachectl/internal/exit",
 		"cmd/epcachectl/internal/term",
 		"epmodel",
 		"unixsock", "internal/modelname"},

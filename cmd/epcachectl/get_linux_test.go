@@ -634,8 +634,11 @@ func TestGetExternalData(t *testing.T) {
 		"missing":   {"none.bin", "no such file", exit.NotFound},
 		"directory": {"sub", "a directory", exit.Failed},
 		"FIFO":      {"fifo", "a FIFO", exit.Failed},
+		"link out":  {"link", "escapes model directory", exit.Failed},
 	}
 	require.NoError(t, unix.Mkfifo(filepath.Join(hub, "snapshot", "fifo"), 0o600))
+	write("private.key", "secret")
+	link("../private.key", "link")
 	for name, tc := range refused {
 		t.Run(name, func(t *testing.T) {
 			b := newStandIn(t)

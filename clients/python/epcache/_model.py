@@ -38,28 +38,53 @@ class Model:
     path: str  # of the graph; "" if not known
     directory: str  # of external data; "" if not known
     external: Callable[[str], int] | None
+    # opened with the model, so that no later rename leads elsewhere; None if not known
+    directory_fd: int | None = None
 
     def open_external(self, location: str) -> int:
         """Returns a descriptor of the external data at `location`, which the caller has to close.
 
-        The location is relative to the model's directory, and was checked to stay inside it.
-        Symbolic links are followed, because caches of model hubs consist of them.
+        The location is relative to the model's directory, and was checked to stay inside it. As in
+        ONNX Runtime the file has to be below that directory, or below the directory of the model's
+        real path, because caches of model hubs consist of links; a file elsewhere may be one that
+        only this user can read.
         """
         if self.external is not None:
             return self.external(location)
-        if not self.directory:
+        if self.directory_fd is None:
+            missing = f"{self.directory!r} cannot be opened" if self.directory else "is not known"
             raise _errors.BadModel(
-                f"model {self.name!r} refers to external data {location!r}, but its directory is "
-                "not known"
+                f"model {self.name!r} refers to external data {location!r}, but its directory "
+                f"{missing}"
             )
         path = os.path.join(self.directory, location)
+        facts = {"file": location}
         try:
-            return open_regular(path)
+            descriptor = open_regular(path, location, self.directory_fd)
+            try:
+                self._check_below(descriptor, location)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return descriptor
         except OSError as error:
-            facts = {"file": location}
             raise _errors.BadModel(
                 f"external data of model {self.name!r}: {path}: {error.strerror}", facts=facts
             ) from error
+
+    def _check_below(self, descriptor: int, location: str) -> None:
+        """Raises BadModel if the open file is outside. Its name may lead elsewhere by now."""
+        assert self.directory_fd is not None
+        real = _real_path(descriptor)
+        allowed = [_real_path(self.directory_fd)]
+        if self.path:
+            allowed.append(os.path.dirname(_real_path(self.fd)))
+        if not any(real.startswith(above.rstrip("/") + "/") for above in allowed):
+            raise _errors.BadModel(
+                f"external data {location!r} of model {self.name!r} escapes model directory: it "
+                f"is a link to {real}, and not below {allowed[0]}",
+                facts={"file": location},
+            )
 
 
 @contextlib.contextmanager
@@ -75,29 +100,45 @@ def open_model(
     `directory` is the value of DIRECTORY_ENTRY, None without it. External data is looked for in the
     directory that this version of ONNX Runtime uses.
     """
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        descriptor, path, opened = _memory_file(bytes(source)), "", True
-        beside = "."
-    elif isinstance(source, (str, os.PathLike)):
-        path = os.path.abspath(os.fspath(source))
-        descriptor, opened = open_regular(path), True
-        # Without resolving links: ONNX Runtime looks for external data beside the link, too.
-        beside = os.path.dirname(path)
-    else:
-        descriptor, opened = source.fileno(), False
-        path = getattr(source, "name", "")
-        path = os.path.abspath(path) if isinstance(path, str) and path else ""
-        beside = os.path.dirname(path)
-    if directory and not (path and before(ort_version, ENTRY_FOR_PATHS)):
-        beside = os.path.abspath(directory)
-    try:
+    with contextlib.ExitStack() as stack:
+
+        def opened(descriptor: int) -> int:
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            descriptor, path, beside = opened(_memory_file(bytes(source))), "", "."
+        elif isinstance(source, (str, os.PathLike)):
+            path = os.path.abspath(os.fspath(source))
+            # Without resolving links: ONNX Runtime looks for external data beside the link, too.
+            beside = os.path.dirname(path)
+        else:
+            descriptor = source.fileno()
+            path = getattr(source, "name", "")
+            path = os.path.abspath(path) if isinstance(path, str) and path else ""
+            beside = os.path.dirname(path)
+        where = _directory(beside, stack)
+        if isinstance(source, (str, os.PathLike)):
+            descriptor = opened(open_regular(path, os.path.basename(path), where))
+        if directory and not (path and before(ort_version, ENTRY_FOR_PATHS)):
+            beside = os.path.abspath(directory)
+            where = _directory(beside, stack)
         stamp = (*stamp_of(descriptor), hash(beside))
-        yield Model(
-            descriptor, os.path.basename(path) or "model.onnx", stamp, path, beside, external
-        )
-    finally:
-        if opened:
-            os.close(descriptor)
+        name = os.path.basename(path) or "model.onnx"
+        yield Model(descriptor, name, stamp, path, beside, external, where)
+
+
+def _directory(path: str, stack: contextlib.ExitStack) -> int | None:
+    """Opens a directory, to be closed with the stack; None if that is not possible."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        return descriptor
+    return None
+
+
+def _real_path(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 def before(version: str, first: tuple[int, int]) -> bool:
@@ -108,11 +149,16 @@ def before(version: str, first: tuple[int, int]) -> bool:
     )
 
 
-def open_regular(path: str) -> int:
-    """Opens a regular file for reading. Raises BadModel for anything else, without blocking on a
-    FIFO.
+def open_regular(path: str, name: str = "", directory: int | None = None) -> int:
+    """Opens a regular file for reading, by its `name` in an open directory if there is one. Raises
+    BadModel for anything else, without blocking on a FIFO.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        descriptor = os.open(path if directory is None else name, flags, dir_fd=directory)
+    except OSError as error:
+        error.filename = path
+        raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _errors.BadModel(f"{path}: not a regular file", facts={"file": path})

@@ -482,13 +482,74 @@ def test_external_data_under_several_spellings(model: str, view: Path, tmp_path:
     assert script.got[1] == spellings
 
 
-def test_external_data_through_links(model: str, view: Path, tmp_path: Path) -> None:
-    (tmp_path / "blob").write_bytes(b"linked")
-    (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
+# ONNX Runtime 1.24 and 1.31 do the same with these: entries (file, or link to), what is opened.
+LINKS = {
+    "within the directory": ({"m/model.onnx": "", "m/s/w": "", "m/w.bin": "s/w"}, "m/s/w"),
+    "a model hub's": (
+        {"blobs/1": "", "blobs/2": "", "m/model.onnx": "../blobs/1", "m/w.bin": "../blobs/2"},
+        "blobs/2",
+    ),
+    "a model hub's, deeper": (
+        {"blobs/1": "", "blobs/s/2": "", "m/model.onnx": "../blobs/1", "m/w.bin": "../blobs/s/2"},
+        "blobs/s/2",
+    ),
+    "out of the directory": ({"m/model.onnx": "", "key": "", "m/w.bin": "../key"}, ""),
+    "a directory that leads out": (
+        {"m/model.onnx": "", "keys/w": "", "m/s": "../keys", "m/w.bin": "s/w"},
+        "",
+    ),
+    "a model hub's, data elsewhere": (
+        {"blobs/1": "", "keys/2": "", "m/model.onnx": "../blobs/1", "m/w.bin": "../keys/2"},
+        "",
+    ),
+    "a similar name": ({"m/model.onnx": "", "m2/w": "", "m/w.bin": "../m2/w"}, ""),
+}
+
+
+def make_tree(top: Path, entries: dict[str, str]) -> None:
+    for name, target in entries.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        if target:
+            (top / name).symlink_to(target)
+        else:
+            (top / name).write_text(name)
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_external_data_through_links(view: Path, tmp_path: Path, links: str) -> None:
+    entries, opened = LINKS[links]
+    make_tree(tmp_path, entries)
     script = Need(["w.bin"], view)
     with FakeDaemon(script) as daemon, connect(daemon) as client:
-        client.acquire(model, "E").close()
-    assert script.got[1] == {"w.bin": b"linked"}
+        if opened:
+            client.acquire(tmp_path / "m/model.onnx", "E").close()
+            assert script.got[1] == {"w.bin": opened.encode()}
+            return
+        with pytest.raises(epcache.BadModel, match="escapes model directory"):
+            client.acquire(tmp_path / "m/model.onnx", "E")
+    assert script.got == [{}]
+
+
+def test_external_data_of_bytes_through_links(view: Path, tmp_path: Path) -> None:
+    make_tree(tmp_path, {"m/w.bin": "../key", "key": ""})
+    entries = {"session.model_external_initializers_file_folder_path": str(tmp_path / "m")}
+    with FakeDaemon(Need(["w.bin"], view)) as daemon, connect(daemon) as client:
+        with pytest.raises(epcache.BadModel, match="escapes model directory"):
+            client.acquire(b"m", "E", session_options=entries)
+
+
+def test_external_data_of_a_directory_that_is_exchanged(view: Path, tmp_path: Path) -> None:
+    make_tree(tmp_path, {"m/model.onnx": "", "m/w.bin": "", "keys/w.bin": ""})
+    script = Need(["w.bin"], view)
+
+    def exchanging(peer: Peer) -> None:
+        (tmp_path / "m").rename(tmp_path / "old")
+        (tmp_path / "m").symlink_to("keys")
+        script(peer)
+
+    with FakeDaemon(exchanging) as daemon, connect(daemon) as client:
+        client.acquire(tmp_path / "m/model.onnx", "E").close()
+    assert script.got[1] == {"w.bin": b"m/w.bin"}  # beside the model that was opened
 
 
 def test_external_data_by_callback(view: Path, model: str) -> None:

@@ -112,7 +112,14 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []outputCopy, er
 		}
 		c := outputCopy{to: filepath.Join(g.out, filepath.FromSlash(name)), size: f.GetSize(),
 			digest: f.GetDigest()}
-		c.from = func() (io.ReadCloser, error) { return m.External(name) }
+		c.from = func() (io.ReadCloser, error) {
+			m, err := modelfile.Open(path)
+			if err != nil {
+				return nil, err
+			}
+			defer m.Close()
+			return m.External(name)
+		}
 		if plan, err = g.add(ctx, plan, c); err != nil {
 			return nil, err
 		}

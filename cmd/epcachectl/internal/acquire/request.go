@@ -255,7 +255,9 @@ func (r *Request) checkValues() error {
 func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error) {
 	entries, dir := identity.ExternalDir(r.sessionOptions)
 	if dir != "" {
-		m.Dirs = []string{dir}
+		if err := m.SearchIn(dir); err != nil {
+			return nil, nil, err
+		}
 	}
 	a := &wire.Acquire{
 		Model: &wire.Model{Name: m.Name(), Path: m.Absolute()}, SessionOptions: entries,

@@ -18,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/clients/epcache"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/modelname"
@@ -26,9 +27,8 @@ import (
 
 // Model is a model that this process opened with its own rights.
 type Model struct {
+	*epcache.Source
 	Path         string
-	File         *os.File
-	Dirs         []string               // directories to search for external data, in order
 	openedStamps map[string]os.FileInfo // by path: the file as it was opened
 }
 
@@ -36,30 +36,23 @@ type Model struct {
 // the links or beside their targets. So it is searched beside the path as spelled, then beside its
 // target.
 func Open(path string) (*Model, error) {
-	m := &Model{Path: path, Dirs: []string{filepath.Dir(path)},
-		openedStamps: make(map[string]os.FileInfo)}
-	var err error
-	if m.File, err = m.open(path); err != nil {
-		return nil, err
+	source, err := epcache.OpenSource(path)
+	if err != nil {
+		return nil, PlainPathError(err)
 	}
-	if real, err := filepath.EvalSymlinks(path); err == nil &&
-		filepath.Dir(real) != filepath.Dir(path) {
-		m.Dirs = append(m.Dirs, filepath.Dir(real))
+	m := &Model{Source: source, Path: path, openedStamps: make(map[string]os.FileInfo)}
+	if err := m.record(source.File); err != nil {
+		return nil, errors.Join(err, source.Close())
 	}
 	return m, nil
 }
 
-// open opens a file, and records its identity.
-func (m *Model) open(path string) (*os.File, error) {
-	f, err := OpenRegular(path)
-	if err != nil {
-		return nil, err
+// record checks that a file is a regular one, and keeps its identity.
+func (m *Model) record(f *os.File) (err error) {
+	if err = checkRegular(f); err == nil {
+		m.openedStamps[f.Name()], err = f.Stat()
 	}
-	if m.openedStamps[path], err = f.Stat(); err != nil {
-		delete(m.openedStamps, path)
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return err
 }
 
 // Name returns the model's file name, as the daemon receives it.
@@ -83,18 +76,23 @@ func OpenRegular(path string) (*os.File, error) {
 	if err != nil {
 		return nil, PlainPathError(err)
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("it is not a regular file (%s)", KindName(info.Mode()))
-		if info.IsDir() {
-			err = exit.Hint(err, "name a model's file; to compile all models of a directory: "+
-				"epcachectl warm DIR")
-		}
-	}
-	if err != nil {
+	if err := checkRegular(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+func checkRegular(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil || info.Mode().IsRegular() {
+		return err
+	}
+	err = fmt.Errorf("it is not a regular file (%s)", KindName(info.Mode()))
+	if info.IsDir() {
+		err = exit.Hint(err, "name a model's file; to compile all models of a directory: "+
+			"epcachectl warm DIR")
+	}
+	return err
 }
 
 // PlainPathError removes the path from an error, because the message names it already.
@@ -120,25 +118,16 @@ func KindName(mode fs.FileMode) string {
 	return mode.Type().String()
 }
 
-// External opens external data by its location in the model. A location that leads out of the
-// directory by its spelling is refused; links inside the directory are followed, with the rights of
-// this process.
+// External opens external data by its location in the model.
 func (m *Model) External(location string) (*os.File, error) {
-	if !filepath.IsLocal(filepath.FromSlash(location)) {
-		return nil, fmt.Errorf("file %q lies outside the model's directory", location)
+	f, err := m.Source.External(location)
+	if err != nil {
+		return nil, err
 	}
-	var failed error
-	for _, dir := range m.Dirs {
-		// uncleaned, because the system resolves "s/../w.bin" after following "s"
-		f, err := m.open(dir + "/" + location)
-		if err == nil {
-			return f, nil
-		}
-		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
-			failed = fmt.Errorf("file %q in %q: %w", location, dir, err)
-		}
+	if err := m.record(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("file %q: %w", f.Name(), err), f.Close())
 	}
-	return nil, failed
+	return f, nil
 }
 
 // ExternalSize returns the size of external data, which it opens.
@@ -231,7 +220,7 @@ func (m *Model) Digest(ctx context.Context) (cas.Digest, error) {
 }
 
 // Close closes the file. It returns no error because the file was opened for reading.
-func (m *Model) Close() { _ = m.File.Close() }
+func (m *Model) Close() { _ = m.Source.Close() }
 
 // Linked makes a link to the model beside a job's directory, where the daemon has its models, with
 // the name that the daemon would use, and returns its path. ONNX Runtime hashes the spelling of the
