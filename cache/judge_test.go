@@ -191,7 +191,7 @@ func (e *earlierORT) Fingerprint(ctx context.Context, r compilers.Runtime, eps [
 // wrote, whatever the execution provider says, so the build is loaded once.
 func TestBuildOfALaterONNXRuntimeIsLoaded(t *testing.T) {
 	for load, outcome := range map[string]string{compilers.Passed: request.Hit,
-		compilers.Failed: request.Compiled} {
+		compilers.Failed: request.Compiled, compilers.NotCheckable: request.Compiled} {
 		t.Run(load, func(t *testing.T) {
 			e := &earlierORT{opinion: &opinion{verdict: compilers.Optimal, load: load}}
 			b := newOpinion(t, e.opinion, request.Policy{})
@@ -214,6 +214,50 @@ func TestBuildOfALaterONNXRuntimeIsLoaded(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Build keys do not cover ONNX Runtime. Where no load can be tested, a graph of a later one is
+// served neither as a hit nor to a request that waited for its compile.
+func TestGraphsOfALaterONNXRuntimeAreNotServedUnloaded(t *testing.T) {
+	later := filepath.Join(t.TempDir(), "later")
+	_, err := standin.Library(later, standin.LaterIR,
+		standin.SDK{Version: "1.0", Hardware: "sim-1"})
+	require.NoError(t, err)
+	g := &gate{pass: make(chan struct{}), hold: true}
+	b := newBenchWith(t, func(o *Options) {
+		b := o.Compiler.(*standin.Compiler)
+		b.CheckFault = func(compilers.CheckJob) *compilers.CheckResult {
+			return &compilers.CheckResult{Outcome: compilers.NotCheckable}
+		}
+		g.Compiler, o.Compiler = b, g
+		o.Runtimes = append(o.Runtimes, compilers.Runtime{Directory: later})
+	})
+	ask := func(dir string, seed uint64) *request.Request {
+		r := b.request(b.model(seed))
+		r.Runtime = runtimes.Ref{Directory: dir}
+		return r
+	}
+	first := b.ask(b.Context(), ask(later, 1))
+	b.begins(g, 1)
+	before := b.waiters()
+	waits := b.ask(b.Context(), ask(b.runtime, 1))
+	require.Eventually(t, func() bool { return b.waiters() > before }, soon, soon/1000)
+	close(g.pass)
+	made := b.served(first)
+	require.EqualValues(t, 10, made.Build.IRVersion)
+	own := b.served(waits)
+	require.EqualValues(t, 9, own.Build.IRVersion)
+	require.Equal(t, made.Build.BuildKey, own.Build.BuildKey)
+	require.Equal(t, request.Hit, b.acquire(ask(b.runtime, 1)).Outcome)
+	require.Equal(t, request.Hit, b.acquire(ask(later, 1)).Outcome)
+
+	require.EqualValues(t, 10, b.acquire(ask(later, 2)).Build.IRVersion)
+	asked := ask(b.runtime, 2)
+	asked.OnMiss = request.Fail
+	e := b.refused(asked)
+	require.Equal(t, apierr.Stale, e.Class)
+	require.Contains(t, e.Text, "IR version 10")
+	require.EqualValues(t, 9, b.acquire(ask(b.runtime, 2)).Build.IRVersion)
 }
 
 // After an update an application may ask for all its models at once: no more of them are loaded

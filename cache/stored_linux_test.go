@@ -307,3 +307,22 @@ func TestADirectoryThatIsNoStore(t *testing.T) {
 	_, err = readonly.Open(context.Background(), filepath.Join(t.TempDir(), "none"), 0)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
+
+// Without a daemon a graph is not loaded, so a later format than the runtime's is refused.
+func TestAStoredGraphOfALaterONNXRuntimeIsNotFound(t *testing.T) {
+	b := newBench(t)
+	r := b.request(b.model(1))
+	a := b.acquire(r)
+	made := *a.Build
+	made.ID[0] ^= 1
+	made.IRVersion = 14
+	b.publish(&made)
+	names := []string{a.Build.ID.String()}
+	_, err := b.cache.Remove(b.Context(), b.self(), names, false, false)
+	require.NoError(t, err)
+	b.close()
+	r.Runtime.Directory = b.runtime
+	require.Contains(t, b.notFound(r, "").Text, "IR version 14")
+	r.Runtime.Directory = ""
+	require.Equal(t, made.ID, b.find(r).Build.ID)
+}

@@ -98,7 +98,7 @@ func (bd *Builder) Compile(ctx context.Context, at *request.Attempt, why string)
 		}
 		result, first, err = bd.Jobs.Join(ctx, key, at.Caller(bd.Owner),
 			bd.prepareJob(at, key.Scope))
-		if err == nil && !first && at.NeedsOtherORT(result.Build.ORTVersion) {
+		if err == nil && !first && at.RefusesORT(result.Build) {
 			bd.Store.TakerDone(result.Build.ID) // not taken, so that the collector may remove it
 			err = request.OtherORTError(at, result.Build)
 			continue

@@ -89,7 +89,7 @@ func (cs *Claims) ClaimOrWait(ctx context.Context, at *request.Attempt, why stri
 			}
 			return cs.externalWork(key, a), nil
 		})
-		if err == nil && at.Content != nil && at.NeedsOtherORT(result.Build.ORTVersion) {
+		if err == nil && at.Content != nil && at.RefusesORT(result.Build) {
 			cs.Store.TakerDone(result.Build.ID) // not taken, so that the collector may remove it
 			err = request.OtherORTError(at, result.Build)
 			continue // waits for the next claim, which this request may be granted

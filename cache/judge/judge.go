@@ -27,6 +27,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/memo"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -113,7 +114,7 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,
 		verdicts.save(b.ID, j, under)
 		return j, nil
 	}
-	j, err := x.Glance(ctx, t, b)
+	j, err := x.glance(ctx, t, b)
 	if err != nil {
 		return j, err
 	}
@@ -127,6 +128,8 @@ func (x *Judge) Build(ctx context.Context, t *Target, b *index.Build,
 	}
 	if tried {
 		j = x.judgeLoaded(t, b, j, checked)
+	} else {
+		j = t.judgeNotLoaded(b, j)
 	}
 	verdicts.save(b.ID, j, under)
 	return j, nil
@@ -196,6 +199,20 @@ func (f Marks) LaterIR(b *index.Build) bool {
 	return len(f) > 0 && f[0].IRVersion != 0 && b.IRVersion > f[0].IRVersion
 }
 
+// judgeNotLoaded returns the judgement of a build that was not loaded. Its verdict is at most
+// Unknown if a fact speaks against the build that only a load could refute.
+func (t *Target) judgeNotLoaded(b *index.Build, glance Judgement) Judgement {
+	if !t.Marks.LaterIR(b) || Rank(glance.Verdict) >= Rank(compilers.Unknown) {
+		return glance
+	}
+	glance.Verdict, glance.Source = compilers.Unknown, ""
+	glance.Reason = fmt.Sprintf("ONNX Runtime %s wrote its graph in IR version %d, and this one "+
+		"(%s) writes %d and may refuse later ones; it was not loaded", cmp.Or(b.ORTVersion,
+		"of another version"), b.IRVersion, cmp.Or(t.Content.Spec.ORTVersion, "unknown"),
+		t.Marks[0].IRVersion)
+	return glance
+}
+
 // OtherMachine reports whether one of the execution providers may have made its part of the build
 // on a machine of another class without stating the hardware. Such a build may load here and then
 // fail when it runs.
@@ -234,7 +251,7 @@ func (x *Judge) BestKnown(b *index.Build) Judgement {
 			continue
 		}
 		j, ok := x.Verdicts(rc).glance(b, x.generation())
-		if !ok && rc.MadeBuild(b) {
+		if !ok && rc.MadeBuild(b) && b.ORTVersion == rc.Spec.ORTVersion {
 			j, ok = Judgement{Verdict: compilers.Optimal, Source: SourceLibrary,
 				Reason: "compiled by equal libraries", At: b.Created, Runtime: rt.Name}, true
 		}
@@ -248,6 +265,15 @@ func (x *Judge) BestKnown(b *index.Build) Judgement {
 // Glance judges a build without loading it. With several execution providers it returns the worst
 // judgement.
 func (x *Judge) Glance(ctx context.Context, t *Target, b *index.Build) (Judgement, error) {
+	j, err := x.glance(ctx, t, b)
+	if err != nil {
+		return j, err
+	}
+	return t.judgeNotLoaded(b, j), nil
+}
+
+// glance returns the judgement on which a load check would be based.
+func (x *Judge) glance(ctx context.Context, t *Target, b *index.Build) (Judgement, error) {
 	var out Judgement
 	if len(b.EPs) != len(t.EPs) || len(t.EPs) == 0 {
 		return out, fmt.Errorf("build %s is of %d execution providers, not %d", b.ID,
@@ -309,7 +335,8 @@ func (x *Judge) GlancePart(ctx context.Context, t *Target, i int, b Part) (Judge
 	case equal:
 		j = own
 	case made.CompatibilityString != "" && made.CompatibilityString == now.CompatibilityString:
-		j = Judgement{Verdict: compilers.Optimal, Source: SourceFingerprint, Firm: true,
+		j = Judgement{Verdict: compilers.Optimal, Source: SourceFingerprint,
+			Firm: made.DriverVersion == now.DriverVersion,
 			Reason: fmt.Sprintf("a test compile by %s has the same compatibility string: %s",
 				made.Name, ShortCompatibility(made.CompatibilityString))}
 	}
@@ -406,13 +433,18 @@ func (x *Judge) judgeLoaded(t *Target, b *index.Build, glance Judgement,
 			out.Level = checked.GraphOptimizationLevel
 		}
 	default:
-		out = glance
-		if out.Source == "" {
-			out.Reason = "no rule applies, and loading it cannot be tested on this machine"
-		}
-		if t.Marks.OtherMachine(b) {
+		out = t.judgeNotLoaded(b, glance)
+		switch {
+		case t.Marks.OtherMachine(b):
 			out.Verdict, out.Source = compilers.Unknown, ""
 			out.Reason = "running it cannot be tested on this machine: " + checked.Text
+		case (out.Source == SourceLibrary || out.Source == SourceFingerprint) &&
+			!store.SameDrivers(b.EPs, t.Facts):
+			out.Verdict, out.Source = compilers.Unknown, ""
+			out.Reason += "; the driver is another one, and loading it cannot be tested on this " +
+				"machine"
+		case glance.Source == "":
+			out.Reason = "no rule applies, and loading it cannot be tested on this machine"
 		}
 	}
 	return out

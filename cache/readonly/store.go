@@ -272,7 +272,8 @@ func (f *search) withPlan(ctx context.Context, at *request.Attempt) (_ *request.
 		p.EPs = append(p.EPs, compilers.EP{Name: ep.Name})
 	}
 	known := at.Content.Spec.Directory != ""
-	if p.Fitting = f.matching(&p.Canonical); len(p.Fitting) > 0 && known {
+	p.Fitting = f.matching(&p.Canonical, at.Content.Spec.ORTVersion)
+	if len(p.Fitting) > 0 && known {
 		if p.EPs, err = runtimes.ResolveEPs(at.EPs, p.Canonical.EPs, at.Content); err != nil {
 			return nil, err
 		}
@@ -302,10 +303,11 @@ func allOptions(r *request.Request) (all identity.Allowed) {
 	return all
 }
 
-// matching lists the builds that were made for the request and may be served. It considers shared
-// builds, the caller's own, and those of the store's owner. Builds of other users are not served,
-// even if the file permissions let the caller read them.
-func (f *search) matching(wanted *identity.Record) (fitting []*index.Build) {
+// matching lists the builds that were made for the request and may be served to that version of
+// ONNX Runtime, "" if it is unknown. It considers shared builds, the caller's own, and those of the
+// store's owner. Builds of other users are not served, even if the file permissions let the caller
+// read them.
+func (f *search) matching(wanted *identity.Record, ort string) (fitting []*index.Build) {
 	scopes := []string{rights.Shared, rights.OwnScope(rights.Peer{UID: f.uid}),
 		rights.OwnScope(rights.Peer{UID: f.owner})}
 	for i := range f.Builds {
@@ -327,6 +329,12 @@ func (f *search) matching(wanted *identity.Record) (fitting []*index.Build) {
 		if why := whyOtherMachine(b); why != "" {
 			f.notePassed(b, apierr.New(apierr.NotFound, nil, "build %.12s: %s", b.BuildKey, why).
 				WithHint("a daemon tests it before it serves it: omit --state"))
+			continue
+		}
+		if !runtimes.LoadsIR(ort, b.IRVersion) {
+			f.notePassed(b, apierr.New(apierr.NotFound, nil, "build %.12s: ONNX Runtime %s wrote "+
+				"its graph in IR version %d, which %s does not load", b.BuildKey, b.ORTVersion,
+				b.IRVersion, ort).WithHint("a daemon recompiles it: omit --state"))
 			continue
 		}
 		fitting = append(fitting, b)

@@ -184,6 +184,12 @@ func (at *Attempt) NeedsOtherORT(made string) bool {
 	return at.StrictORT && made != at.ORTVersion()
 }
 
+// RefusesORT reports whether a request that waited for the build must not get it, because of the
+// ONNX Runtime that made it.
+func (at *Attempt) RefusesORT(b *index.Build) bool {
+	return at.NeedsOtherORT(b.ORTVersion) || at.Plan.Marks.LaterIR(b)
+}
+
 // JobAbout describes to clients the job that makes the attempt's build.
 func (at *Attempt) JobAbout(scope, why string) jobs.Description {
 	p := at.Plan

@@ -73,12 +73,15 @@ func ContextError(ctx context.Context, model string) error {
 	return apierr.FromContext(ctx, "model %q", model)
 }
 
-// OtherORTError returns the error of a strict request that waited repeatedly for builds which
-// another ONNX Runtime made.
+// OtherORTError returns the error of a request that waited repeatedly for builds of an ONNX Runtime
+// that does not suit it.
 func OtherORTError(at *Attempt, b *index.Build) error {
-	return apierr.New(apierr.Busy, nil, "model %q: strict_ort: it is being compiled with ONNX "+
-		"Runtime %s",
-		at.Name, b.ORTVersion).WithHint("ask again")
+	why := "strict_ort"
+	if !at.StrictORT {
+		why = "this ONNX Runtime may not load later graphs"
+	}
+	return apierr.New(apierr.Busy, nil, "model %q: %s: it is being compiled with ONNX Runtime %s",
+		at.Name, why, b.ORTVersion).WithHint("ask again")
 }
 
 // JobError returns the error of a request that waited for a job which failed.

@@ -320,6 +320,11 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 // not load.
 const laterGraphs = "1.32"
 
+// LoadsIR reports whether that version of ONNX Runtime may load a graph of the IR version.
+func LoadsIR(ort string, ir int64) bool {
+	return ir < 14 || ort == "" || compilers.CompareVersions(ort, laterGraphs) >= 0
+}
+
 // equals reports whether the shown libraries, by EP, equal this runtime's.
 func (rc *Content) equals(shown map[string]contents) bool {
 	for ep, have := range shown {

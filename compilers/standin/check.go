@@ -14,8 +14,8 @@ import (
 )
 
 // Check implements compilers.Compiler. A compiled graph fails, with ORT's code for an invalid
-// graph, when the graph or its binary are not as written, or were made by another major version or
-// for other hardware.
+// graph, when the graph or its binary are not as written, were made by another major version or for
+// other hardware, or when the graph is in a later format.
 func (c *Compiler) Check(ctx context.Context,
 	job compilers.CheckJob) (compilers.CheckResult, error) {
 	if err := await(ctx, job.Ready); err != nil {
@@ -42,7 +42,7 @@ func (c *Compiler) Check(ctx context.Context,
 	result := compilers.CheckResult{Outcome: compilers.Passed,
 		GraphOptimizationLevel: job.GraphOptimizationLevel}
 	for i, graph := range append([]string{job.Graph}, job.Share...) {
-		if err = load(ctx, graph, sdk); err != nil {
+		if err = load(ctx, graph, sdk, irVersion(job.Runtime)); err != nil {
 			result.Member = i
 			break
 		}
@@ -68,7 +68,7 @@ func loadSource(ctx context.Context, path string) error {
 	return err
 }
 
-func load(ctx context.Context, path string, sdk SDK) error {
+func load(ctx context.Context, path string, sdk SDK, ir int64) error {
 	graph, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -76,6 +76,10 @@ func load(ctx context.Context, path string, sdk SDK) error {
 	model, err := epmodel.Read(ctx, filepath.Base(path), bytes.NewReader(graph))
 	if err != nil {
 		return err
+	}
+	if model.IRVersion > ir {
+		return fmt.Errorf("unsupported model IR version: %d, max supported IR version: %d",
+			model.IRVersion, ir)
 	}
 	if len(model.Contexts) != 1 || model.Contexts[0].Source != EP {
 		return fmt.Errorf("%s: not one node of %s", filepath.Base(path), EP)

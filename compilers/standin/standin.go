@@ -110,7 +110,8 @@ func (c *Compiler) Fingerprint(ctx context.Context, r compilers.Runtime, eps []c
 		d := device(sdk)
 		prints = append(prints, compilers.Fingerprint{SDKVersion: sdk.Version,
 			HardwareArchitecture: sdk.Hardware, CompatibilityString: sdk.compatibility(),
-			EPVersion: sdk.Version, Device: d, Devices: []compilers.DeviceFacts{d}})
+			IRVersion: irVersion(r), EPVersion: sdk.Version, Device: d,
+			Devices: []compilers.DeviceFacts{d}})
 	}
 	return prints, nil
 }
@@ -278,7 +279,8 @@ func writeGraph(job compilers.Job, path string, sdk SDK, context []byte,
 		attributes["embed_mode"], attributes["ep_cache_context"] = int64(0), binaryName(job)
 	}
 	graph := tinymodel.Model{
-		IRVersion: 9, Opsets: map[string]int64{"": 17, "com.microsoft": 1}, Graph: source.GraphName,
+		IRVersion: irVersion(job.Runtime), Graph: source.GraphName,
+		Opsets:   map[string]int64{"": 17, "com.microsoft": 1},
 		Metadata: map[string]string{"ep_compatibility_info." + EP: sdk.compatibility()},
 		Nodes: []tinymodel.Node{{Name: EP + "_0", Op: "EPContext", Domain: "com.microsoft",
 			Attributes: attributes}},
@@ -293,6 +295,17 @@ func writeGraph(job compilers.Job, path string, sdk SDK, context []byte,
 	}
 	return os.WriteFile(path, graph.Encode(), 0o600)
 }
+
+// irVersion is the IR version that an ONNX Runtime writes, and the latest that it loads.
+func irVersion(r compilers.Runtime) int64 {
+	if compilers.CompareVersions(r.ORTVersion, LaterIR) >= 0 {
+		return 10
+	}
+	return 9
+}
+
+// LaterIR is the first ONNX Runtime that writes graphs which earlier ones do not load.
+const LaterIR = "1.33.0"
 
 func value(v epmodel.Value) tinymodel.Value {
 	out := tinymodel.Value{Name: v.Name, Type: v.Type}
