@@ -403,6 +403,34 @@ func TestGetOut(t *testing.T) {
 	require.Empty(t, left)
 }
 
+// A call that ends at any file, say because it is killed, leaves no graph without its binary, and
+// with -f none beside the binary of another build.
+func TestGetOutWritesTheGraphLast(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	slices.SortFunc(b.files, func(a, c *wire.File) int { // the graph first, as daemons sort
+		return strings.Compare(a.GetName(), c.GetName())
+	})
+	model, graph := tinyModel(t, "tiny.onnx"), filepath.Base(b.files[0].GetName())
+	weights := filepath.Join(b.dir, b.id, "sub/weights.bin")
+	require.NoError(t, os.Chmod(weights, 0o600))
+	require.NoError(t, os.WriteFile(weights, []byte("damaged"), 0o600))
+	out := t.TempDir()
+	r := call(t, "get", model, ep, "--out", out)
+	require.Equal(t, exit.Damage, r.code, r.err)
+	require.NoFileExists(t, filepath.Join(out, graph))
+
+	require.NoError(t, os.WriteFile(filepath.Join(out, graph), []byte("other graph"), 0o600))
+	r = call(t, "get", model, ep, "--out", out, "-f")
+	require.Equal(t, exit.Damage, r.code, r.err)
+	require.NoFileExists(t, filepath.Join(out, graph), "its binary may be replaced already")
+
+	require.NoError(t, os.WriteFile(weights, []byte("weights"), 0o600))
+	r = call(t, "get", model, ep, "--out", out)
+	require.Equal(t, exit.Done, r.code, r.err)
+	require.Regexp(t, `(?s)wrote \S*weights\.bin\n.*wrote \S*_ctx\.onnx\n`, r.out)
+}
+
 // Copied files are compared with their digests before they get their names.
 func TestGetOutDamaged(t *testing.T) {
 	b := newStandIn(t)
@@ -552,7 +580,8 @@ func TestGetOutOfACompiledModel(t *testing.T) {
 	model := compiledModel(t, dir)
 	r := call(t, "get", model, ep, "--out", out, "-n")
 	require.Equal(t, exit.Done, r.code, r.err)
-	require.Contains(t, r.out, "would write "+filepath.Join(out, "m_ctx.onnx")+"\n")
+	require.Regexp(t, `would write \S*part\.bin\nwould write \S*m_ctx\.onnx\n`, r.out,
+		"the graph is last")
 	require.NoDirExists(t, out)
 	r = call(t, "get", model, ep, "--out", out)
 	require.Equal(t, exit.Done, r.code, r.err)

@@ -7,7 +7,7 @@ import filecmp
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from . import _errors
 from ._artefact import Artefact, is_clean
@@ -29,15 +29,16 @@ class Compiled:
 
 
 def copy_artefact(artefact: Artefact, directory: str, overwrite: bool) -> Compiled:
-    """Writes the files of an open artefact into the directory, which is created if necessary. The
-    graph is written last.
+    """Writes the files of an open artefact into the directory, which is created if necessary.
 
-    Each file is written atomically. Raises FileExistsError, before anything is written, if a file
-    exists with other content and `overwrite` is false.
+    Each file is written atomically, and the graph last, when the others are durable. A graph that
+    is replaced is removed first, so that it never exists beside another build's files. Raises
+    FileExistsError, before anything is written, if a file exists with other content and
+    `overwrite` is false.
     """
     beside = os.path.dirname(artefact.graph)
     sources = {}
-    for name in sorted((f.name for f in artefact.files), key=lambda name: name == artefact.graph):
+    for name in (f.name for f in artefact.files):
         if not is_clean(name) or os.path.commonpath([beside, name]) != beside:
             raise _errors.ProtocolError(f"the file {name!r} is outside the graph's directory")
         sources[os.path.relpath(name, beside or ".")] = f"/proc/self/fd/{artefact.fd}/{name}"
@@ -57,12 +58,20 @@ def copy_artefact(artefact: Artefact, directory: str, overwrite: bool) -> Compil
                 f"{os.path.join(directory, different[0])} exists with other content; "
                 "overwrite=True replaces it"
             )
-    for name, source in sources.items():
-        if name not in same:
-            _copy(source, os.path.join(directory, name))
+    # Of a group, the graphs of the other models are also last.
+    graphs = {os.path.relpath(m.graph, beside or ".") for m in artefact.members} | {graph}
+    names = sorted(sources, key=lambda name: (name in graphs, name == graph))
+    written = [name for name in names if name not in same]
+    for name in graphs.intersection(written):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, name))
+    for name in written:
+        if name in graphs:
+            _sync_directories(os.path.join(directory, one) for one in written if one not in graphs)
+        _copy(sources[name], os.path.join(directory, name))
     return Compiled(
         path=os.path.join(directory, graph),
-        files=[os.path.join(directory, name) for name in sources],
+        files=[os.path.join(directory, name) for name in names],
         provider_options=artefact.provider_options,
         session_options=_with_new_paths(
             artefact.load_options(), os.path.dirname(artefact.path), directory
@@ -80,12 +89,24 @@ def _copy(source: str, path: str) -> None:
     try:
         with open(source, "rb") as one, open(descriptor, "wb") as other:
             shutil.copyfileobj(one, other, 1 << 20)
+            other.flush()
             os.fchmod(other.fileno(), 0o644)
+            os.fsync(other.fileno())
         os.rename(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is raised
             os.unlink(temporary)
         raise
+
+
+def _sync_directories(paths: Iterable[str]) -> None:
+    """Makes the names of these files durable."""
+    for directory in {os.path.dirname(path) or "." for path in paths}:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _with_new_paths(options: Mapping[str, str], old: str, new: str) -> dict[str, str]:

@@ -234,6 +234,27 @@ def test_compile_replaces_other_files_only_with_overwrite(
     assert not [name for name in os.listdir(out) if name.startswith(".")]
 
 
+def test_a_graph_is_never_beside_the_files_of_another_build(
+    source: str, view: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (view / "abc" / "x_ctx.bin").write_bytes(b"binary")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "x_ctx.onnx").write_bytes(b"graph of another build")
+    real, written = os.rename, []
+
+    def rename(old: Any, new: Any) -> None:
+        if Path(new).parent == out:
+            assert written or not (out / "x_ctx.onnx").exists()
+            written.append(Path(new).name)
+        real(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with FakeDaemon(serves(view, files=files(view))) as daemon:
+        epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon), overwrite=True)
+    assert written[-1] == "x_ctx.onnx" and "x_ctx.bin" in written
+
+
 def test_compile_writes_nothing_outside_the_directory(
     source: str, view: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
@@ -21,10 +22,13 @@ type outputCopy struct {
 	to     string
 	size   int64
 	digest string
+	graph  bool // it refers to other files, so it is written after them
 	same   bool // an equal file exists
 }
 
-// copyOut writes the results of the models. It checks all existing files before it writes any.
+// copyOut writes the results of the models. It checks all existing files before it writes any. A
+// graph exists only beside its own files, also if this process is killed: graphs that are replaced
+// are removed first, and graphs are written when the files they refer to are durable.
 func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 	var plan []outputCopy
 	for _, r := range results {
@@ -37,7 +41,18 @@ func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 		}
 		plan = append(plan, files...)
 	}
-	for _, c := range plan {
+	slices.SortStableFunc(plan, func(a, b outputCopy) int {
+		return map[bool]int{true: 1}[a.graph] - map[bool]int{true: 1}[b.graph]
+	})
+	if err := g.removeReplaced(plan); err != nil {
+		return err
+	}
+	for i, c := range plan {
+		if !g.DryRun && c.graph && (i == 0 || !plan[i-1].graph) {
+			if err := syncDirs(plan[:i]); err != nil {
+				return exit.WithOperation("write", g.out, err)
+			}
+		}
 		did, report := "wrote", !g.JSON && len(g.Program) == 0
 		switch {
 		case g.DryRun:
@@ -51,6 +66,36 @@ func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 		}
 		if report {
 			g.Print.Line("%s %s", did, term.Printable(c.to))
+		}
+	}
+	return nil
+}
+
+// removeReplaced removes the graphs that the plan replaces, because their files change before them.
+func (g *Get) removeReplaced(plan []outputCopy) error {
+	for _, c := range plan {
+		if !c.graph || c.same || g.DryRun {
+			continue
+		}
+		if err := os.Remove(c.to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return exit.WithOperation("replace", c.to, err)
+		}
+	}
+	return nil
+}
+
+// syncDirs makes the names of written files durable.
+func syncDirs(written []outputCopy) error {
+	var dirs []string
+	for _, c := range written {
+		if !c.same {
+			dirs = append(dirs, filepath.Dir(c.to))
+		}
+	}
+	slices.Sort(dirs)
+	for _, dir := range slices.Compact(dirs) {
+		if err := (cas.OS{}).SyncDir(dir); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -87,7 +132,7 @@ func (g *Get) planOut(ctx context.Context, r *modelResult) ([]outputCopy, error)
 			}
 		}
 		c := outputCopy{from: from, to: filepath.Join(g.out, name), size: f.GetSize(),
-			digest: f.GetDigest()}
+			digest: f.GetDigest(), graph: r.isGraph(f.GetName())}
 		if plan, err = g.add(ctx, plan, c); err != nil {
 			return nil, err
 		}
@@ -105,13 +150,13 @@ func (g *Get) planModel(ctx context.Context, path string) (plan []outputCopy, er
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range append([]string{filepath.Base(path)}, names...) {
+	for i, name := range append([]string{filepath.Base(path)}, names...) {
 		f, err := describeFile(ctx, func() (*os.File, error) { return m.External(name) })
 		if err != nil {
 			return nil, err
 		}
 		c := outputCopy{to: filepath.Join(g.out, filepath.FromSlash(name)), size: f.GetSize(),
-			digest: f.GetDigest()}
+			digest: f.GetDigest(), graph: i == 0}
 		c.from = func() (io.ReadCloser, error) {
 			m, err := modelfile.Open(path)
 			if err != nil {

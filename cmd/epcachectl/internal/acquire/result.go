@@ -233,6 +233,12 @@ func (r *modelResult) passedThrough() bool {
 	return r.reply.GetOutcome() == "passthrough" && r.view == nil
 }
 
+// isGraph reports whether a file of the view is the graph of a model.
+func (r *modelResult) isGraph(name string) bool {
+	return name == r.reply.GetGraph() || slices.ContainsFunc(r.reply.GetMembers(),
+		func(m *wire.Member) bool { return m.GetGraph() == name })
+}
+
 // graphPath returns the path that a program can load: the graph, or the model itself if that is
 // compiled already.
 func (r *modelResult) graphPath() (string, error) {
