@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import _errors, _worker
+from . import _devices, _errors, _worker
 from ._artefact import Artefact, Progress
 from ._claim import Claim
 from ._fields import dataclass
@@ -128,13 +128,16 @@ def _request(job: Job, answer: Artefact, claim: Claim, model: str, output: str) 
     eps = []
     for plugin in job.plugins:
         assert plugin.library is not None
+        selectors = [_devices.selector(one, ort.get_ep_devices()) for one in plugin.devices]
         devices = [
             {
-                "Type": d.device.type.name,
-                "VendorID": d.device.vendor_id,
-                "DeviceID": d.device.device_id,
+                "Type": one.type,
+                "VendorID": one.vendor_id,
+                "DeviceID": one.device_id,
+                "Metadata": dict(one.metadata),
             }
-            for d in plugin.devices
+            for one in selectors
+            if one is not None  # why_not has the reason otherwise
         ]
         options = plugin.options(answer.provider_options.get(plugin.ep.name, plugin.ep.options))
         eps.append(

@@ -18,7 +18,7 @@ from typing import Any
 
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from . import _errors
+from . import _devices, _errors
 from ._fields import dataclass, replace
 from ._model import open_regular
 from ._onnxruntime import ort
@@ -122,7 +122,7 @@ def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
             if _has_no_devices(ep):
                 return Plugin(_named_device(ep), [], None)
             ep = _device_of_option(ep)
-            devices = _matching_devices(ep, _devices(ep))
+            devices = _matching_devices(ep, _listed_devices(ep))
         return Plugin(ep, devices, _library_of(ep, devices[0]))
 
 
@@ -167,7 +167,7 @@ def _device_of_option(ep: ExecutionProvider) -> ExecutionProvider:
     return replace(ep, devices=(Device(wanted[1], metadata=metadata),), options=options)
 
 
-def _devices(ep: ExecutionProvider) -> list[Any]:
+def _listed_devices(ep: ExecutionProvider) -> list[Any]:
     """Returns the devices that ONNX Runtime lists for the provider, which is registered first if
     there are none.
     """
@@ -281,7 +281,7 @@ def _matching_devices(ep: ExecutionProvider, listed: list[Any]) -> list[Any]:
     """Returns the first matching device of each selector, as the daemon does."""
     chosen = []
     for selector in ep.devices or (Device(),):
-        fitting = [device for device in listed if _matches(selector, device)]
+        fitting = [device for device in listed if _devices.matches(selector, device)]
         if not fitting:
             have = "; ".join(_describe_device(d, selector.metadata) for d in listed)
             raise _errors.Unavailable(
@@ -305,27 +305,13 @@ def _describe_selector(selector: Device) -> str:
 
 def _describe_device(device: Any, keys: Iterable[str]) -> str:
     """Describes a device by the fields that a selector with these metadata keys compares."""
-    hardware, metadata = device.device, _metadata(device)
+    hardware, metadata = device.device, dict(_devices.pairs(device))
     pairs = (f"{key}={metadata[key]}" if key in metadata else f"no {key}" for key in sorted(keys))
     ids = (
         f"vendor {hardware.vendor_id:#x} {hardware.vendor}".strip(),
         f"device {hardware.device_id:#x}",
     )
     return f"{hardware.type.name} ({', '.join([*ids, *pairs])})"
-
-
-def _metadata(device: Any) -> dict[str, str]:
-    return {**device.device.metadata, **device.ep_metadata}
-
-
-def _matches(selector: Device, device: Any) -> bool:
-    hardware, metadata = device.device, _metadata(device)
-    return (
-        selector.type in ("", hardware.type.name)
-        and selector.vendor_id in (0, hardware.vendor_id)
-        and selector.device_id in (0, hardware.device_id)
-        and all(metadata.get(key) == value for key, value in selector.metadata.items())
-    )
 
 
 def _library_of(ep: ExecutionProvider, device: Any) -> Library | None:

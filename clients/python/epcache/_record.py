@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import _policy, _session_keys
+from . import _devices, _policy, _session_keys
 from ._fields import dataclass, field
 from ._onnxruntime import ort
 from ._request import Device, ExecutionProvider, option_text
@@ -149,20 +149,19 @@ def _add_provider_for_devices(
     record: Record, devices: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
     devices = list(devices)
-    selectors = tuple(_selector(device) for device in devices)
-    if len(set(map(str, selectors))) != len(selectors):
-        record.reasons.append("two of the devices have the same type, vendor id and device id")
+    listed = ort.get_ep_devices()
+    selectors = [_devices.selector(device, listed) for device in devices]
+    if None in selectors:
+        record.reasons.append(
+            "the device has the same type, vendor id, device id and metadata as an earlier one"
+        )
     settings = {str(key): option_text(value) for key, value in options.items()}
-    record.providers.append((ExecutionProvider(devices[0].ep_name, selectors, settings), devices))
+    fixed = tuple(one or Device() for one in selectors)
+    record.providers.append((ExecutionProvider(devices[0].ep_name, fixed, settings), devices))
 
 
 def _set_policy(record: Record, policy: Any) -> None:
     record.policy = policy
-
-
-def _selector(device: Any) -> Device:
-    hardware = device.device
-    return Device(hardware.type.name, hardware.vendor_id, hardware.device_id)
 
 
 _RECORDERS: dict[str, Callable[..., None]] = {
