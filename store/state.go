@@ -41,7 +41,9 @@ index.db     a database of the manifests, which is rebuilt if it is missing
 `
 
 // checkOwnership fails for root if another user owns the state directory or an entry of it, or may
-// write there, because root would write through links that this user creates.
+// write there, because root would write through links that this user creates. Sockets, and links
+// that have no name of the store's files, are exempt, because the store opens none of them, and a
+// killed daemon leaves its own.
 func checkOwnership(dir string) error {
 	info, err := os.Stat(dir)
 	if os.Geteuid() != 0 || errors.Is(err, fs.ErrNotExist) {
@@ -55,6 +57,10 @@ func checkOwnership(dir string) error {
 		entries, err = os.ReadDir(dir) // no other user can change these from here on
 	}
 	for _, e := range entries {
+		if e.Type() == fs.ModeSocket ||
+			e.Type() == fs.ModeSymlink && !ownName.MatchString(e.Name()) {
+			continue
+		}
 		if info, err = e.Info(); err == nil {
 			err = checkFileOwnership(filepath.Join(dir, e.Name()), info)
 		}
@@ -64,6 +70,11 @@ func checkOwnership(dir string) error {
 	}
 	return err
 }
+
+// ownName matches the names of files and directories that the daemon opens in a state directory.
+var ownName = regexp.MustCompile(`^(README|CACHEDIR\.TAG|lock|reserve|recipes|objects|unpacked|` +
+	`views|staging|quarantine|manifests|(journal|index\.db)(\..*)?|epcached\.log(\.1)?|` +
+	`.*\.(lock|start))$`)
 
 func checkFileOwnership(path string, info fs.FileInfo) error {
 	e := apierr.New(apierr.NotAllowed, nil, "%s ", path).

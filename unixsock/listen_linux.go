@@ -30,9 +30,9 @@ func DefaultSocketMode() os.FileMode {
 }
 
 // Listen creates the socket at path with exactly that mode, and its missing directories (0755 for
-// root, 0700 for a user). It replaces a socket file only if no process answers behind it
-// (ErrInUse). Another kind of file at that path is an error, and is not removed. Closing the
-// listener removes the socket file.
+// root, 0700 for a user). It replaces a socket file, or a link to one, only if no process answers
+// behind it (ErrInUse). Another kind of file at that path is an error, and is not removed. Closing
+// the listener removes the socket file.
 func Listen(path string, mode os.FileMode) (net.Listener, error) {
 	l, err := listen(path, mode)
 	if err != nil {
@@ -53,7 +53,7 @@ func listen(path string, mode os.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), dirMode); err != nil {
 		return nil, err
 	}
-	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+	if info, err := os.Lstat(path); err == nil && !replaceable(path, info) {
 		return nil, noSocket(info) // before the lock file is written beside a foreign file
 	}
 	unlock, err := lockSocket(path)
@@ -90,6 +90,29 @@ func lockSocket(path string) (unlock func(), err error) {
 	}
 }
 
+// replaceable reports whether the file is a socket, or a link that leads nowhere or to a socket
+// that no process has. A killed daemon leaves such a link in its state directory.
+func replaceable(path string, info fs.FileInfo) bool {
+	if info.Mode().Type() != fs.ModeSymlink {
+		return info.Mode().Type() == fs.ModeSocket
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return info.Mode().Type() == fs.ModeSocket && errors.Is(answers(path), syscall.ECONNREFUSED)
+}
+
+// answers returns nil if a process accepts connections at the socket. Only ECONNREFUSED proves that
+// no process has it. A full queue, a timeout or missing permissions do not.
+func answers(path string) error {
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
 func noSocket(info fs.FileInfo) error {
 	return fmt.Errorf("another file has this path (%s), and is not replaced", info.Mode())
 }
@@ -100,17 +123,12 @@ func removeStale(path string) error {
 		return nil
 	case err != nil:
 		return err
-	case info.Mode().Type() != fs.ModeSocket:
+	case !replaceable(path, info):
 		return noSocket(info)
-	}
-	conn, err := net.DialTimeout("unix", path, time.Second)
-	if err == nil {
-		return errors.Join(ErrInUse, conn.Close())
-	}
-	// Only ECONNREFUSED proves that no process has the socket. A full queue, a timeout or missing
-	// permissions do not.
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return errors.Join(ErrInUse, err)
+	case info.Mode().Type() == fs.ModeSocket:
+		if err := answers(path); !errors.Is(err, syscall.ECONNREFUSED) {
+			return errors.Join(ErrInUse, err)
+		}
 	}
 	return os.Remove(path)
 }

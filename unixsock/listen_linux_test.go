@@ -109,6 +109,28 @@ func TestNonSocketIsNeverRemoved(t *testing.T) {
 	}
 }
 
+// A killed daemon leaves a link to its socket, which may be in a directory that vanished meanwhile.
+func TestALinkToNoDaemonIsReplaced(t *testing.T) {
+	dir := shortDir(t)
+	dead := filepath.Join(dir, "dead")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: dead}))
+	require.NoError(t, unix.Close(fd))
+	for _, target := range []string{dead, filepath.Join(dir, "missing")} {
+		path := filepath.Join(dir, "s")
+		require.NoError(t, os.Symlink(target, path))
+		l, err := Listen(path, 0o600)
+		require.NoError(t, err)
+		info, err := os.Lstat(path)
+		require.NoError(t, err)
+		require.Equal(t, os.ModeSocket, info.Mode().Type())
+		require.NoError(t, l.Close())
+	}
+	_, err = os.Lstat(dead)
+	require.NoError(t, err, "the link was replaced, not its target")
+}
+
 func TestListenPathTooLong(t *testing.T) {
 	_, err := Listen("/tmp/"+strings.Repeat("x", 120), 0o600)
 	require.ErrorContains(t, err, "a socket's may have 107")

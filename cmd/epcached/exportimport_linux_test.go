@@ -88,8 +88,11 @@ func ofAnotherUser(t testing.TB, runtimes ...string) *site {
 	dir := filepath.Dir(s.socket)
 	require.NoError(t, exec.Command("chown", otherUID, dir).Run())
 	require.NoError(t, os.Chmod(dir, 0o711))
-	s.under = append(passable(t, append(slices.Clone(runtimes), programs, dir)), "setpriv",
-		"--reuid", otherUID, "--regid", otherUID, "--clear-groups")
+	self, err := os.Executable()
+	require.NoError(t, err)
+	s.under = append(passable(t, append(slices.Clone(runtimes), programs, dir,
+		filepath.Dir(self))), "setpriv", "--reuid", otherUID, "--regid", otherUID,
+		"--clear-groups")
 	return s
 }
 

@@ -23,6 +23,9 @@ import (
 // installs the filter, in a process that then becomes the daemon.
 const stopperEnvironment = "EPCACHED_TEST_STOPPER"
 
+// stopDetached is its value for the background process of --autostart.
+const stopDetached = "detached"
+
 // decisive are the system calls by which the daemon changes what is on disk, or acknowledges it.
 var decisive = map[uint32]string{
 	unix.SYS_FSYNC: "fsync", unix.SYS_FDATASYNC: "fdatasync", unix.SYS_LINKAT: "linkat",
@@ -30,6 +33,7 @@ var decisive = map[uint32]string{
 	unix.SYS_RENAMEAT2: "renameat2", unix.SYS_UNLINKAT: "unlinkat", unix.SYS_MKDIRAT: "mkdirat",
 	unix.SYS_FCHMODAT:  "fchmodat",
 	unix.SYS_FTRUNCATE: "ftruncate", unix.SYS_PWRITE64: "pwrite64", unix.SYS_SENDMSG: "sendmsg",
+	unix.SYS_BIND: "bind", unix.SYS_LISTEN: "listen", unix.SYS_SYMLINKAT: "symlinkat",
 }
 
 // becomeStopped is the main function of the process that becomes the daemon. It returns only if
@@ -48,6 +52,15 @@ func becomeStopped(command []string) error {
 	}
 	if _, err := io.ReadFull(wait, make([]byte, 1)); err != nil {
 		return err
+	}
+	if os.Getenv(stopperEnvironment) == stopDetached {
+		null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.Dup3(int(null.Fd()), 3, 0); err != nil { // in place of the starter's pipe
+			return err
+		}
 	}
 	environment := slices.DeleteFunc(os.Environ(),
 		func(v string) bool { return strings.HasPrefix(v, stopperEnvironment+"=") })
@@ -87,20 +100,25 @@ type stopper struct {
 }
 
 // launchStopped starts a daemon under a stopper.
-func (s *site) launchStopped(t testing.TB, kill func(n int, call string) bool) (*epcached,
-	*stopper) {
+func (s *site) launchStopped(t testing.TB, kill func(n int, call string) bool,
+	more ...string) (*epcached, *stopper) {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	under := *s
-	under.under, under.environment = []string{self}, []string{stopperEnvironment + "=1"}
+	under.under = append(slices.Clone(s.under), self)
+	how := "1"
+	if slices.Contains(more, "--detached") {
+		how = stopDetached
+	}
+	under.environment = append(slices.Clone(s.environment), stopperEnvironment+"="+how)
 	hear, tell, err := os.Pipe()
 	require.NoError(t, err)
 	defer hear.Close()
 	wait, allow, err := os.Pipe()
 	require.NoError(t, err)
 	defer allow.Close()
-	d := &epcached{TB: t, site: &under, cmd: under.command(t), log: &syncBuffer{},
+	d := &epcached{TB: t, site: &under, cmd: under.command(t, more...), log: &syncBuffer{},
 		done: make(chan struct{})}
 	d.cmd.ExtraFiles = []*os.File{tell, wait}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
