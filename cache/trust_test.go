@@ -13,6 +13,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/remotes"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/remote"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -366,42 +367,31 @@ func (b *bucket) signers(t testing.TB) (ids []string) {
 	return ids
 }
 
-// A build of one builder is not enough where two keys have to sign. A second builder compiles the
-// same bytes, and adds its signature to the card.
-func TestTwoBuildersVouchForOneBuild(t *testing.T) { onEachEngine(t, twoBuildersVouch) }
+// Two builders compile the same bytes. The signature that the remote has stays while a key that the
+// second builder trusts made it, and is replaced otherwise.
+func TestABuilderReplacesADistrustedSignature(t *testing.T) {
+	onEachEngine(t, replaceDistrusted)
+}
 
-func twoBuildersVouch(t *testing.T, store *bucket) {
-	_, first, made := publishedTo(t, store)
+func replaceDistrusted(t *testing.T, store *bucket) {
+	_, first, _ := publishedTo(t, store)
 	private, second := fleetKeys(t)
-	both := remotes.Remote{Trust: []string{first, second}, Threshold: 2}
-	b := machine(t, store, both)
-	require.Equal(t, request.Compiled, b.acquire(b.request(b.model(1))).Outcome)
-	require.Contains(t, b.explainsRemotes(b.request(b.model(1))), "2 trusted keys have to sign it")
+	before := store.signers(t)
+	require.Len(t, before, 1)
+	b := machine(t, store, remotes.Remote{Trust: []string{first, second}, Publish: true,
+		SigningKey: private})
+	require.Equal(t, request.Hit, b.acquire(b.request(b.model(1))).Outcome)
+	require.Equal(t, before, store.signers(t))
 
-	builder := both
-	builder.Publish, builder.SigningKey = true, private
-	c := machine(t, store, builder)
+	c := machine(t, store, remotes.Remote{Trust: []string{second}, Publish: true,
+		SigningKey: private})
 	require.Equal(t, request.Compiled, c.acquire(c.request(c.model(1))).Outcome)
-	require.Eventually(t, func() bool { return len(store.signers(t)) == 2 }, 20*time.Second,
-		5*time.Millisecond)
-
-	d := machine(t, store, both)
-	got := d.acquire(d.request(d.model(1)))
-	require.Equal(t, request.Hit, got.Outcome)
-	require.Equal(t, strings.Join(store.signers(t), ","), got.Build.Imported.Key)
-	require.Equal(t, made.Build.BuildKey, got.Build.BuildKey)
-
-	// A build counts no more when one of its two keys is revoked.
-	root := newRootKey(t)
-	both.Trust = append(both.Trust, root.public)
-	store.setTrust(t, root.document(1))
-	e := machine(t, store, both)
-	require.Equal(t, request.Hit, e.acquire(e.request(e.model(1))).Outcome)
-	store.setTrust(t, root.document(2,
-		portable.Revocation{Key: store.signers(t)[1], Reason: "leaked"}))
-	e.waits(2 * time.Hour)
-	e.acquire(e.request(e.model(2)))
-	require.Contains(t, e.toldOf("withheld"), "is revoked: leaked")
+	require.Eventually(t, func() bool {
+		ids := store.signers(t)
+		return len(ids) == 1 && ids[0] != before[0]
+	}, 20*time.Second, 5*time.Millisecond)
+	d := machine(t, store, remotes.Remote{Trust: []string{second}})
+	require.Equal(t, request.Hit, d.acquire(d.request(d.model(1))).Outcome)
 }
 
 // A new key takes over from one that is revoked: its builder signs what is there.
@@ -481,4 +471,71 @@ func TestABundleBringsItsTrustDocument(t *testing.T) {
 		" expired on ")
 	require.Contains(t, expired.Hint, "get a new document: ")
 	require.Contains(t, importsAt(c).Text, " expired on ")
+}
+
+// limitedKey returns the text of the public key of a private one, limited to a request.
+func limitedKey(t testing.TB, public string, key portable.Hash) []byte {
+	text, err := os.ReadFile(public)
+	require.NoError(t, err)
+	return []byte(strings.Replace(string(text), "-----\n",
+		"-----\nRequests: "+key.String()+"\n\n", 1))
+}
+
+// A key that is limited to one request signs nothing for another, also in one statement with it.
+func TestALimitedKeySignsForItsRequestsAlone(t *testing.T) {
+	store, private, public, made := published(t)
+	signer, err := portable.ReadSigner(private)
+	require.NoError(t, err)
+	card, err := portable.ParseCard("card", store.cards[portable.Hash(made.Build.BuildKey)])
+	require.NoError(t, err)
+	says, err := signer.Verify(card, time.Now())
+	require.NoError(t, err)
+	asked := says.Requests[0]
+	b := newBench(t)
+	other := portable.RequestOf(b.acquire(b.request(b.model(2))).Build.Record)
+	for _, all := range [][]portable.Request{{asked, other}, {asked}} {
+		says.Requests = all
+		im := &claims.Import{Card: signer.Sign(card, *says)}
+		for name, row := range map[string]struct {
+			key, request portable.Hash
+			outcome      string
+		}{
+			"its request":           {asked.Key, portable.Hash{}, claims.HitHere},
+			"its request, asked":    {asked.Key, asked.Key, claims.HitHere},
+			"another, not asked":    {asked.Key, other.Key, claims.Refused},
+			"another model's":       {other.Key, portable.Hash{}, claims.Refused},
+			"another model's asked": {other.Key, asked.Key, claims.Refused},
+		} {
+			im.Keys = []string{string(limitedKey(t, public, row.key))}
+			im.Request = index.RequestKey(row.request)
+			out, err := b.cache.Claims.Import(t.Context(), b.self(), im, nil)
+			require.NoError(t, err, name)
+			require.Equal(t, row.outcome, out.Outcome, "%s: %s", name, out.Text)
+			require.Equal(t, row.outcome == claims.HitHere, out.Wanted, name)
+		}
+	}
+}
+
+// A key of the caller is no way around the trust documents of the configuration.
+func TestImportTrustNeedsAFreshDocument(t *testing.T) {
+	store, _, public, made := published(t)
+	root, raw := newRootKey(t), store.cards[portable.Hash(made.Build.BuildKey)]
+	text, err := os.ReadFile(public)
+	require.NoError(t, err)
+	for _, configured := range [][]string{{root.public}, {root.public, public}} {
+		b := newBenchWith(t, func(o *Options) { o.Claims.Trust = configured })
+		imports := func(documents ...[]byte) *claims.Imported {
+			out, err := b.cache.Claims.Import(t.Context(), b.self(), &claims.Import{Card: raw,
+				Keys: []string{string(text)}, Documents: documents}, nil)
+			require.NoError(t, err)
+			return out
+		}
+		out := imports()
+		require.Contains(t, out.Text, "there is no trust document")
+		require.Empty(t, out.Key)
+		require.True(t, imports(root.document(1)).Wanted)
+		b.waits(8 * 24 * time.Hour)
+		require.Contains(t, imports().Text, " expired on ")
+		require.Equal(t, claims.Refused, imports().Outcome)
+	}
 }

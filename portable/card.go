@@ -16,7 +16,7 @@ type Card struct {
 	signatures [][]byte  // their manifests
 }
 
-// maxSignatures bounds the signatures of one build.
+// maxSignatures bounds the signatures of one build, because earlier versions wrote several.
 const maxSignatures = 4
 
 // Name is what a bundle calls the card: an unsigned hint.
@@ -31,26 +31,6 @@ func (c *Card) Signers() (ids []string) {
 		ids = append(ids, b.Material.PublicKey.Hint)
 	}
 	return ids
-}
-
-// With returns the card with the additional signatures of another card, without those of keys for
-// which drop is true. It returns nil if the manifests differ, or if there are too many signatures.
-func (c *Card) With(other *Card, drop func(keyID string) bool) []byte {
-	var keep [][]byte
-	seen := make(map[string]bool)
-	for _, one := range []*Card{c, other} {
-		for i, b := range one.bundles {
-			id := b.Material.PublicKey.Hint
-			if !seen[id] && (drop == nil || !drop(id)) {
-				keep = append(keep, one.signatures[i])
-			}
-			seen[id] = true
-		}
-	}
-	if c.Digest != other.Digest || len(keep) > maxSignatures {
-		return nil
-	}
-	return newCard(c.Build, keep...)
 }
 
 // Blobs returns the digests of all blobs of the build and of the card.

@@ -57,8 +57,8 @@ func (r *Revocation) Same(other *Revocation) bool {
 	return r.Key == other.Key && r.Manifest == other.Manifest && r.Build == other.Build
 }
 
-// Why returns why a build that these keys signed is revoked, "" if it is not. keyIDs has commas
-// between ids.
+// Why returns why a build that the key signed is revoked, "" if it is not. Builds that an earlier
+// version stored may have several ids in keyIDs, with commas between them.
 func (d *Document) Why(keyIDs string, manifest Digest, build Hash) string {
 	for i := range d.Revoked {
 		r := &d.Revoked[i]

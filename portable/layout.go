@@ -127,11 +127,6 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 	if err != nil {
 		return nil, err
 	}
-	if before := w.before(out); before != nil { // keep another key's signature of the same build
-		if more := before.With(out, nil); more != nil {
-			card = more
-		}
-	}
 	for _, blob := range append(blobs, card) {
 		if err := w.write(path.Join(blobsDir, DigestOf(blob).Hex()), blob); err != nil {
 			return nil, err
@@ -139,21 +134,6 @@ func (w *Writer) Add(ctx context.Context, b *Build) (*Card, error) {
 	}
 	w.name(out, card)
 	return out, nil
-}
-
-// before returns the layout's existing card of the same build, nil if it has none.
-func (w *Writer) before(c *Card) *Card {
-	for i := range w.index.Manifests {
-		d := &w.index.Manifests[i]
-		if d.Annotations[annotationRef] != c.Name() {
-			continue
-		}
-		raw, err := readFile(w.root.OpenFile, path.Join(blobsDir, d.Digest.Hex()), maxCard)
-		if old, bad := ParseCard("card", raw); err == nil && bad == nil {
-			return old
-		}
-	}
-	return nil
 }
 
 // name adds the card to the index, where it replaces an earlier one of the same build.

@@ -328,12 +328,10 @@ func TestACardIsSignedAgainByItsSigner(t *testing.T) {
 	require.Equal(t, says, now)
 	require.Equal(t, "cpu:1", now.MachineClass)
 
-	// The statements of other keys stay.
-	both, err := ParseCard("card", other.Sign(again, *says))
+	// A card has one signature.
+	replaced, err := ParseCard("card", other.Sign(again, *says))
 	require.NoError(t, err)
-	renewed, err := ParseCard("card", s.Sign(both, *says))
-	require.NoError(t, err)
-	require.Equal(t, []string{s.ID, other.ID}, renewed.Signers())
+	require.Equal(t, []string{other.ID}, replaced.Signers())
 }
 
 // layoutWith writes an image layout whose one blob of a file has been replaced.
@@ -417,6 +415,18 @@ func TestTrustedKeysHaveAScope(t *testing.T) {
 			require.ErrorAs(t, err, new(*TrustError))
 		}
 	}
+	// A statement may have requests for which its key is not trusted: they are not used.
+	limited, only := newSigner(t, "Requests: "+RequestOf([]byte("other")).Key.String())
+	part, _ := bundled(t, build(limited))
+	in, err := Open(context.Background(), part)
+	require.NoError(t, err)
+	defer in.Close()
+	says, _, err := only.Verify(in.Cards[0].Card, issued)
+	require.NoError(t, err)
+	require.Equal(t, []Request{RequestOf([]byte("other"))}, says.Requests)
+	require.True(t, says.Answers(RequestOf([]byte("other")).Key))
+	require.False(t, says.Answers(RequestOf([]byte("record")).Key))
+
 	s, trust := newSigner(t, "")
 	b := build(s)
 	b.Says.NotAfter = issued

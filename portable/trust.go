@@ -1,6 +1,7 @@
 package portable
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/pem"
@@ -19,7 +20,7 @@ type Key struct {
 
 	EPs      []string // only for builds of these execution providers; none: all
 	Builders []string // only for builds of these builders
-	Requests []string // only for builds that answer one of these request keys
+	Requests []string // only for these request keys; a build's others are not used
 	NotAfter time.Time
 	Root     bool
 
@@ -29,15 +30,8 @@ type Key struct {
 // Short returns the beginning of the key's id, for people.
 func (k *Key) Short() string { return ShortID(k.ID) }
 
-// ShortID returns the beginning of a key's id, for people, or of the ids of several keys, with
-// commas between them.
-func ShortID(id string) string {
-	var short []string
-	for one := range strings.SplitSeq(id, ",") {
-		short = append(short, one[:min(len(one), 16)])
-	}
-	return strings.Join(short, ", ")
-}
+// ShortID returns the beginning of a key's id, for people.
+func ShortID(id string) string { return id[:min(len(id), 16)] }
 
 // ReadKeys reads files of public keys.
 func ReadKeys(files []string) (all []*Key, err error) {
@@ -143,8 +137,6 @@ func ParseDate(text string) (time.Time, error) {
 // Trust decides which signatures count.
 type Trust struct {
 	Keys []*Key
-	// Threshold is how many different keys must have signed a build; 0: one.
-	Threshold int
 	// Revoked returns why a build with a valid signature is revoked, "" if it is not; may be nil.
 	Revoked func(keyID string, manifest Digest, build Hash) string
 }
@@ -159,47 +151,20 @@ func distrust(format string, args ...any) *TrustError {
 // Error returns the reason.
 func (e *TrustError) Error() string { return e.Text }
 
-// Verify returns the trusted keys' statement about the build, and their ids, with commas between
-// them. If there are too few, the error says why the first other signature does not count.
+// Verify returns the statement of a trusted key about the build, and the key's id. The statement
+// has only the requests that the key is trusted for. If no signature counts, the error says why the
+// first one does not.
 func (t *Trust) Verify(c *Card, now time.Time) (*Predicate, string, error) {
-	var says *Predicate
-	var ids []string
-	why := error(&TrustError{"it is not signed", "sign it: epcachectl export --key FILE"})
-	need := max(1, t.Threshold)
-	for i := len(c.bundles) - 1; i >= 0; i-- {
-		p, k, err := t.verify(c, c.bundles[i], now)
-		switch {
-		case err != nil:
-			why = err
-		case slices.Contains(ids, k.ID):
-		case says == nil:
-			says, ids = p, append(ids, k.ID)
-		default:
-			says, ids = p.both(says), append(ids, k.ID)
+	why := error(nil)
+	for _, b := range c.bundles {
+		p, k, err := t.verify(c, b, now)
+		if err == nil {
+			return p, k.ID, nil
 		}
+		why = cmp.Or(why, err)
 	}
-	slices.Reverse(ids)
-	switch {
-	case len(ids) >= need:
-		return says, strings.Join(ids, ","), nil
-	case len(ids) > 0:
-		return nil, "", distrust("signed by %s, and %d trusted keys have to sign it",
-			ShortID(strings.Join(ids, ",")), need)
-	}
-	return nil, "", why
-}
-
-// both combines the statements of two keys: the requests in both, and the machine class if they
-// agree. Other fields are equal or not used.
-func (p *Predicate) both(other *Predicate) *Predicate {
-	out := *p
-	out.Requests = slices.DeleteFunc(slices.Clone(p.Requests), func(r Request) bool {
-		return !slices.ContainsFunc(other.Requests, func(o Request) bool { return o.Key == r.Key })
-	})
-	if p.MachineClass != other.MachineClass {
-		out.MachineClass = ""
-	}
-	return &out
+	unsigned := &TrustError{"it is not signed", "sign it: epcachectl export --key FILE"}
+	return nil, "", cmp.Or(why, error(unsigned))
 }
 
 func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, error) {
@@ -230,14 +195,19 @@ func (t *Trust) verify(c *Card, b *bundle, now time.Time) (*Predicate, *Key, err
 			return nil, nil, distrust("signed by %s, and revoked: %s", k.Short(), why)
 		}
 	}
+	p.allowed = k.Requests
+	p.Requests = slices.DeleteFunc(p.Requests, func(r Request) bool { return !p.Answers(r.Key) })
 	return p, k, nil
 }
 
+// outside reports whether a list of a key's limits lacks a value. An empty list limits nothing.
+func outside(may []string, is string) bool { return len(may) > 0 && !slices.Contains(may, is) }
+
+// Answers reports whether the key that signed the statement is trusted for the request.
+func (p *Predicate) Answers(request Hash) bool { return !outside(p.allowed, request.String()) }
+
 // refuses returns why the key's signature does not count for the build, "" if it does.
 func (k *Key) refuses(c *Card, p *Predicate, now time.Time) string {
-	outside := func(may []string, is string) bool {
-		return len(may) > 0 && !slices.Contains(may, is)
-	}
 	switch {
 	case !k.NotAfter.IsZero() && now.After(k.NotAfter):
 		return "which is trusted until " + k.NotAfter.Format(time.RFC3339)
@@ -245,8 +215,8 @@ func (k *Key) refuses(c *Card, p *Predicate, now time.Time) string {
 		return "and expired on " + p.NotAfter.Format(time.RFC3339)
 	case outside(k.Builders, p.Builder):
 		return fmt.Sprintf("which is not trusted for builder %.80q", p.Builder)
-	case len(k.Requests) > 0 && !slices.ContainsFunc(p.Requests, func(r Request) bool {
-		return slices.Contains(k.Requests, r.Key.String())
+	case !slices.ContainsFunc(p.Requests, func(r Request) bool {
+		return !outside(k.Requests, r.Key.String())
 	}):
 		return "which is not trusted for this request"
 	}

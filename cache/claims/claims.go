@@ -32,7 +32,6 @@ type Limits struct {
 	Bytes     int64         // of one submitted artefact; 0: 64 GiB
 	UserBytes int64         // of all stored builds that a user submitted; 0: 256 GiB
 	Trust     []string      // files with the public keys that sign trusted imports
-	Threshold int           // different keys that have to have signed an import; 0: one
 	Open      int           // claims of one user at the same time; 0: 16
 }
 

@@ -40,10 +40,10 @@ type Import struct {
 
 	// Set for a build that the daemon itself fetches for all users: the remote, and the files with
 	// the keys that are trusted for it, instead of those of the configuration.
-	Remote    string
-	Trust     []string
-	Threshold int
-	Name      string // the model's name in the request
+	Remote  string
+	Trust   []string
+	Name    string           // the model's name in the request
+	Request index.RequestKey // the only one that may be answered; zero: all of the statement
 	// Dir is a staging directory with Files that no process can write any more. They are not
 	// copied, and Reservation covers their space. If Dir is "", Import copies the files and
 	// reserves their space.
@@ -108,14 +108,14 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 	t := jobs.NewProgressReporter(progress, cs.Now())
 	defer t.End()
 	t.Phase("queued")
-	scope, files, threshold := rights.Shared, im.Trust, im.Threshold
+	scope, files := rights.Shared, im.Trust
 	if im.Remote == "" {
 		leave, err := cs.Puts.Lock(ctx, cs.Owner(p.UID))
 		if err != nil {
 			return nil, request.ContextError(ctx, "import")
 		}
 		defer leave()
-		files, threshold = cs.limits().Trust, cs.limits().Threshold
+		files = cs.limits().Trust
 		if scope, err = cs.importScope(p, im.Store); err != nil {
 			return nil, err
 		}
@@ -125,14 +125,16 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 	if err != nil {
 		return nil, apierr.New(apierr.Unavailable, err, "import")
 	}
-	says, err := cs.verify(ctx, im, &portable.Trust{Keys: keys, Threshold: threshold}, out)
+	says, err := cs.verify(ctx, im, keys, out)
 	if err != nil {
 		return out.refuse(err)
 	}
 	in := &intake{keys: keys, card: out.Card, says: says, out: out, name: im.Name}
+	err = apierr.New(apierr.BadRequest, nil,
+		"it answers another request, or its key is not trusted for this one")
 	// Backwards, because the first request is the one that made the build, and those that were
 	// added later are for machines such as this one.
-	for _, r := range slices.Backward(says.Requests) {
+	for _, r := range slices.Backward(im.wanted(says.Requests)) {
 		if err = in.plan(ctx, cs, p, scope, r); err == nil {
 			break
 		}
@@ -152,6 +154,13 @@ func (cs *Claims) Import(ctx context.Context, p request.Peer, im *Import,
 		return out.refuse(err)
 	}
 	return out, nil
+}
+
+// wanted returns the requests that the import may be for.
+func (im *Import) wanted(all []portable.Request) []portable.Request {
+	return slices.DeleteFunc(slices.Clone(all), func(r portable.Request) bool {
+		return im.Request != (index.RequestKey{}) && im.Request != index.RequestKey(r.Key)
+	})
 }
 
 // importScope returns the scope of the imported build. Only administrators and publishers may
@@ -203,16 +212,16 @@ func (out *Imported) refuse(err error) (*Imported, error) {
 	return out, nil
 }
 
-// verify reads the card, and accepts it if enough keys signed it that the configuration or the
-// caller trusts. Keys of the caller are accepted because the caller could submit the same build
-// under a claim.
-func (cs *Claims) verify(ctx context.Context, im *Import, configured *portable.Trust,
+// verify reads the card, and accepts it if a key signed it that the configuration or the caller
+// trusts. Keys of the caller are accepted because the caller could submit the same build under a
+// claim. They do not replace a trust document in effect, which may revoke what they signed.
+func (cs *Claims) verify(ctx context.Context, im *Import, configured []*portable.Key,
 	out *Imported) (says *portable.Predicate, err error) {
 	if out.Card, err = portable.ParseCard("card", im.Card); err != nil {
 		return nil, err
 	}
 	for _, raw := range im.Documents {
-		err := cs.trust.Take(ctx, raw, configured.Keys)
+		err := cs.trust.Take(ctx, raw, configured)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -221,27 +230,27 @@ func (cs *Claims) verify(ctx context.Context, im *Import, configured *portable.T
 			cs.Log.Debug("a trust document of a bundle is not used", "error", err)
 		}
 	}
-	trusted := cs.trust.Of(configured.Keys, configured.Threshold)
-	if says, out.Key, err = trusted.Verify(out.Card, cs.Now()); err == nil {
-		err = cs.trust.Fresh(configured.Keys)
+	trusted := cs.trust.Of(configured)
+	says, key, err := trusted.Verify(out.Card, cs.Now())
+	if err != nil && len(im.Keys) > 0 {
+		trusted.Keys = nil
+		for _, text := range im.Keys {
+			keys, err := portable.ParseKeys("key", []byte(text))
+			if err != nil {
+				return nil, apierr.New(apierr.BadRequest, err, "import")
+			}
+			trusted.Keys = append(trusted.Keys, keys...)
+		}
+		says, key, err = trusted.Verify(out.Card, cs.Now())
 	}
 	if err == nil {
-		return says, nil
+		err = cs.trust.Fresh(configured)
 	}
-	if out.Key = ""; len(im.Keys) == 0 {
+	if err != nil {
 		return nil, err
 	}
-	own := cs.trust.Of(configured.Keys, 1)
-	own.Keys = nil
-	for _, text := range im.Keys {
-		keys, err := portable.ParseKeys("key", []byte(text))
-		if err != nil {
-			return nil, apierr.New(apierr.BadRequest, err, "import")
-		}
-		own.Keys = append(own.Keys, keys...)
-	}
-	says, out.Key, err = own.Verify(out.Card, cs.Now())
-	return says, err
+	out.Key = key
+	return says, nil
 }
 
 // plan finds the runtime for the build, and makes the keys of the request that it answers on this
@@ -503,7 +512,7 @@ func (in *intake) examine(ctx context.Context, dir string, names []string) (
 		b.CompileSeconds = s
 	}
 	for i := range b.Members {
-		if !c.Members[i].Alone {
+		if !c.Members[i].Alone || !in.says.Answers(portable.Hash(b.Members[i].AloneKey)) {
 			b.Members[i].AloneKey = index.RequestKey{}
 		}
 	}

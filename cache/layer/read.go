@@ -160,9 +160,16 @@ func (s Source) signed(id index.BuildID, trust *portable.Trust, now time.Time) (
 		return b, err
 	}
 	for _, r := range says.Requests {
-		if one, _, err := buildOf(card, says, r, key); err == nil && one.ID == id {
-			return *one, nil
+		one, _, err := buildOf(card, says, r, key)
+		if err != nil || one.ID != id {
+			continue
 		}
+		for i := range one.Members { // the id is that of a build for all members
+			if m := &one.Members[i]; !says.Answers(portable.Hash(m.AloneKey)) {
+				m.AloneKey = index.RequestKey{}
+			}
+		}
+		return *one, nil
 	}
 	return b, errors.New("its manifest is not the one that was signed")
 }
@@ -179,8 +186,19 @@ func buildOf(card *portable.Card, says *portable.Predicate, r portable.Request, 
 	if err != nil {
 		return nil, nil, err
 	}
-	if record.Model != cas.Digest(c.ModelDigest) || len(terms.Group) != max(0, len(c.Members)-1) {
+	other := record.Model != cas.Digest(c.ModelDigest) ||
+		len(terms.Group) != max(0, len(c.Members)-1)
+	for i := range c.Members {
+		other = other || record.ModelOf(i) != cas.Digest(c.Members[i].ModelDigest)
+	}
+	if other {
 		return nil, nil, errors.New("the request is for another model")
+	}
+	// a key that is limited to some execution providers was compared with those of the card
+	if !slices.EqualFunc(record.EPs, c.EPs, func(asked identity.RecordEP, made portable.EP) bool {
+		return asked.Name == made.Name
+	}) {
+		return nil, nil, errors.New("the request is for other execution providers")
 	}
 	name := cmp.Or(c.ModelName, "imported "+c.ModelDigest.String()[:12])
 	b := &index.Build{RequestKey: index.RequestKey(r.Key), Scope: "shared", Put: true,

@@ -182,8 +182,8 @@ func (rs *Remotes) lookUp(ctx context.Context, r *Remote, a *Ask,
 // take fetches and stores the build of a card, if it suits. It returns neither build nor error if
 // the build is stored already.
 func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*index.Build, error) {
-	im := &claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust,
-		Threshold: r.Threshold, Name: a.Name}
+	im := &claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust, Name: a.Name,
+		Request: a.Plan.RequestKey}
 	peer := request.Peer{UID: rs.UID}
 	out, err := rs.Import(ctx, peer, im, nil)
 	switch {
@@ -191,8 +191,6 @@ func (rs *Remotes) take(ctx context.Context, r *Remote, a *Ask, raw []byte) (*in
 		return nil, err
 	case out.Outcome != claims.HitHere:
 		return nil, rs.refused(r, out)
-	case out.RequestKey != a.Plan.RequestKey:
-		return nil, errors.New("refused: it answers another request")
 	case !out.Wanted:
 		return nil, nil
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/trust"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/portable"
@@ -225,23 +226,21 @@ func (rs *Remotes) Publish(ctx context.Context, r *Remote, b *index.Build,
 	return Created, nil
 }
 
-// putCard puts a card. If the remote has a card with the same manifest, this signature is added to
-// it. A card with another manifest is kept, unless it is revoked, or lacks good blobs.
+// putCard puts a card, unless the remote keeps the one that it has.
 func (rs *Remotes) putCard(ctx context.Context, r *Remote, b *index.Build, card *portable.Card,
 	lacks bool) (put remote.Put, err error) {
 	keys := keysOf(b)
 	for range 3 { // retry, because another publisher may replace the card at the same time
-		raw := card.Raw
 		cards, err := rs.Client.Look(ctx, r.Name, remote.BuildKey(keys.Build), publishBudget)
 		if err == nil {
-			if raw = rs.combined(r, cards[0], card, lacks); raw == nil {
+			if !lacks && rs.keeps(r, cards[0], card) {
 				return remote.Exists, nil
 			}
 			keys.Over = portable.DigestOf(cards[0])
 		} else if !isMiss(err) {
 			return "", err
 		}
-		put, err = rs.Client.PutCard(ctx, r.Name, keys, raw)
+		put, err = rs.Client.PutCard(ctx, r.Name, keys, card.Raw)
 		if err != nil || put != remote.Exists {
 			return put, err
 		}
@@ -249,20 +248,24 @@ func (rs *Remotes) putCard(ctx context.Context, r *Remote, b *index.Build, card 
 	return remote.Exists, nil
 }
 
-// combined returns the card that replaces the one at the remote, nil if that is kept.
-func (rs *Remotes) combined(r *Remote, there []byte, card *portable.Card, lacks bool) []byte {
+// keeps reports whether the card at the remote is kept instead of a new one. It is replaced if all
+// keys that signed it are revoked. A card with an equal manifest is replaced as well if this daemon
+// signed it, or if no key did that is trusted for the remote, as after a key was replaced.
+func (rs *Remotes) keeps(r *Remote, there []byte, card *portable.Card) bool {
 	old, err := portable.ParseCard("card", there)
 	if err != nil {
-		return nil
+		return true
 	}
-	drop := func(keyID string) bool { return rs.revoked(r, keyID, portable.Hash{}) != "" }
-	if old.Digest == card.Digest {
-		return card.With(old, drop)
+	same, own := old.Digest == card.Digest, card.Signers()[0]
+	keys, err := portable.ReadKeys(r.Trust)
+	if same && err == nil && len(keys) > len(trust.Roots(keys)) {
+		if _, _, err := rs.Trust.Of(keys).Verify(old, rs.Now()); err != nil {
+			return false
+		}
 	}
-	if !lacks && slices.ContainsFunc(old.Signers(), func(id string) bool { return !drop(id) }) {
-		return nil
-	}
-	return card.Raw
+	return slices.ContainsFunc(old.Signers(), func(id string) bool {
+		return rs.revoked(r, id, portable.Hash{}) == "" && !(same && id == own)
+	})
 }
 
 // renew puts the card of a build in use into the current epoch, and signs it again if this daemon
@@ -288,13 +291,11 @@ func (rs *Remotes) renew(ctx context.Context, r *Remote, b *index.Build) (bool, 
 		rs.revoked(r, signer.ID, keys.Build) == "" {
 		if remote.Epoch(says.Issued) != remote.Epoch(now) {
 			says.Issued, says.NotAfter = now.UTC().Truncate(time.Second), expiry(now)
-			if own, err := portable.ParseCard("card", signer.Sign(card, *says)); err == nil {
-				raw = own.With(card, nil)
-			}
+			raw = signer.Sign(card, *says)
 		}
 	} else if out, err := rs.Import(ctx, request.Peer{UID: rs.UID},
-		&claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust, Threshold: r.Threshold,
-			Name: b.ModelName}, nil); err != nil || out.Key == "" {
+		&claims.Import{Card: raw, Remote: r.Name, Trust: r.Trust, Name: b.ModelName},
+		nil); err != nil || out.Key == "" {
 		return false, err
 	}
 	_, err = rs.Client.Renew(ctx, r.Name, keys, raw)

@@ -36,7 +36,6 @@ import (
 type Remote struct {
 	remote.Config
 	Trust      []string // files with the trusted keys
-	Threshold  int      // how many different keys must have signed a build; 0: one
 	Ask        bool     // query it before a compile
 	Publish    bool     // publish shared builds to it
 	Lease      bool     // use leases, so that one machine compiles for all

@@ -163,8 +163,8 @@ func (ds *Documents) WhyNot(keys []*portable.Key, b *index.Build) string {
 }
 
 // Of returns the trust in these keys, under the documents in effect.
-func (ds *Documents) Of(keys []*portable.Key, threshold int) *portable.Trust {
-	return &portable.Trust{Keys: keys, Threshold: threshold,
+func (ds *Documents) Of(keys []*portable.Key) *portable.Trust {
+	return &portable.Trust{Keys: keys,
 		Revoked: func(keyID string, manifest portable.Digest, build portable.Hash) string {
 			return ds.Why(keys, keyID, manifest, build)
 		}}

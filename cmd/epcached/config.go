@@ -137,7 +137,7 @@ func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler,
 		Publishers: s.Publishers,
 		Claims: claims.Limits{Deadline: config.Seconds(s.Claims.DeadlineSeconds),
 			Bytes: int64(s.Claims.Bytes), UserBytes: int64(s.Claims.UserBytes),
-			Open: int(s.Claims.Open), Trust: s.Trust, Threshold: int(s.Threshold)},
+			Open: int(s.Claims.Open), Trust: s.Trust},
 		TrustedReporters: s.TrustedReporters, ReportQuorum: int(s.ReportQuorum),
 		Rebuild: upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs),
 			CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
@@ -179,7 +179,7 @@ func remotesOf(s *config.Settings) (out []remotes.Remote) {
 	for _, name := range slices.Sorted(maps.Keys(s.Remotes)) {
 		r := s.Remotes[name]
 		out = append(out, remotes.Remote{Config: r.Config(name), Trust: r.Trust,
-			Ask: r.Ask != "never", Threshold: int(r.Threshold),
+			Ask:     r.Ask != "never",
 			Publish: r.Publish == "shared", Lease: r.Lease, LoseAtMost: r.Loss(), SigningKey: key})
 	}
 	return out

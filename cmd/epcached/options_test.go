@@ -111,7 +111,7 @@ unpacked_dir = "/unpacked"
 		UnpackedDir: "/unpacked",
 		Publishers:  []uint32{9},
 		Claims: claims.Limits{Deadline: 1250 * time.Millisecond, Bytes: 13, UserBytes: 14,
-			Threshold: 1, Open: 15},
+			Open: 15},
 		Drivers: []runtimes.DriverSource{{EP: "QNNExecutionProvider", Module: "qcom"}},
 		Rebuild: upkeep.RebuildOptions{Off: true, Jobs: 2, CPUShare: 0.1, Window: "22:00-06:00"},
 		Failures: failure.Options{Off: true, Crash: 2 * time.Minute, Limit: 3 * time.Minute,

@@ -275,7 +275,6 @@ keep_source = "copy"
 trusted_reporters = [4]
 publishers = [6]
 report_quorum = 5
-threshold = 2
 on_expired = "warn"
 autostart = false
 idle_exit = "1h"
@@ -379,6 +378,21 @@ func TestARemovedFieldIsAWarning(t *testing.T) {
 	require.Len(t, s.Warnings(), 1)
 	_, _, err = load(t, "compress_after = \"7d\"\n")
 	require.ErrorContains(t, err, "unknown field")
+}
+
+// One signature counts. A file that demanded two is not read as if it demanded one.
+func TestSeveralSignaturesAreRefused(t *testing.T) {
+	const table = "[remote.team]\nurl = \"file:///r\"\ntrust = [\"/k.pub\"]\n"
+	for _, before := range []string{"", table} {
+		s, _, err := load(t, before+"threshold = 1\n")
+		require.NoError(t, err)
+		require.Len(t, s.Warnings(), 1)
+		require.ErrorContains(t, s.Warnings()[0], "limit what a key may sign with the lines EPs")
+		_, file, err := load(t, before+"threshold = 2\n")
+		require.ErrorContains(t, err, fmt.Sprintf("%s:%d:1: field ", file,
+			strings.Count(before, "\n")+1))
+		require.ErrorContains(t, err, "2 signatures are not supported any more: one signature")
+	}
 }
 
 func TestPrintSaysWhereFrom(t *testing.T) {

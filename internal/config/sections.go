@@ -77,8 +77,9 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
 		one := Remote{Publish: "never", Ask: "always", Connect: "300ms", LoseAtMost: "10s",
-			Lease: true, Threshold: 1}
+			Lease: true}
 		table := tables[name]
+		checkThreshold(table)
 		table.Into(&one)
 		if c := one.Config(name); one.URL != "" {
 			if err := c.Check(); err != nil {
@@ -144,8 +145,9 @@ func (c *Compiler) Tool() compilers.Tool {
 		Files: c.Files, Read: c.Read, Device: c.Device, Alone: c.Alone}
 }
 
-// Check records an error for an execution provider with two compilers.
+// Check records an error for an execution provider with two compilers, and for several signatures.
 func (s *Settings) Check(v tomlfile.Value) {
+	checkThreshold(v)
 	seen := map[string]bool{}
 	for i, c := range s.Compilers {
 		if seen[c.EP] {

@@ -44,8 +44,6 @@ type Settings struct {
 	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
 	// Files with the public keys that sign trusted imports.
 	Trust []string `toml:"trust" is:"file"`
-	// How many different keys must have signed an import.
-	Threshold uint64 `toml:"threshold" range:"1 4"`
 	// For builds of other machines, when no trust document is in effect.
 	OnExpired string `toml:"on_expired" in:"refuse,warn"`
 	// Socket of the systemd unit that starts epcached-remote; "": it is the daemon's child.
@@ -250,10 +248,8 @@ type Remote struct {
 	Endpoint string   `toml:"endpoint"`        // of s3:// and oci://
 	Region   string   `toml:"region"`          // of s3://
 	Trust    []string `toml:"trust" is:"file"` // files with the trusted public keys
-	// How many different keys must have signed a build.
-	Threshold uint64 `toml:"threshold" range:"1 4"`
-	Publish   string `toml:"publish" in:"never,shared"`
-	Ask       string `toml:"ask" in:"always,never"`
+	Publish  string   `toml:"publish" in:"never,shared"`
+	Ask      string   `toml:"ask" in:"always,never"`
 	// How long a request waits for a connection, and how much time it may lose to the remote in
 	// all.
 	Connect    string `toml:"connect" is:"duration"`
@@ -282,7 +278,7 @@ func Defaults() *Settings {
 		Sandbox: Sandbox{Namespaces: true},
 		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
 		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3, Autostart: true,
-		Threshold: 1, OnExpired: "refuse",
+		OnExpired: "refuse",
 		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh",
 			Unsupported: "recompile", MeasureGain: true}},
 		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
@@ -339,11 +335,27 @@ type (
 	Errors   = tomlfile.Errors
 )
 
-// removedKeys has the fields of earlier versions, with the reason and the replacement. They are
-// accepted with a warning, so that the daemon starts after an upgrade.
+// removedKeys has the fields of earlier versions, with the reason and the replacement; "*" stands
+// for the tables around a field. They are accepted with a warning, so that the daemon starts after
+// an upgrade.
 var removedKeys = map[string]string{
 	"space.compress_after": "packing now compresses a build's own bytes if that saves an eighth",
 	"standby_seconds":      "a worker now starts with its compile",
+	"threshold":            oneSignature,
+	"*.threshold":          oneSignature, // of a remote
+}
+
+const oneSignature = "one signature counts; limit what a key may sign with the lines EPs, " +
+	"Builders, Requests and Not-After in its file of trust"
+
+// checkThreshold refuses a table in which several keys had to sign, because a build that only one
+// of them signed would be accepted otherwise.
+func checkThreshold(table tomlfile.Value) {
+	v := table.In("threshold")
+	if n, is := v.Raw.(int64); is && n > 1 {
+		v.Errorf("%d signatures are not supported any more: %s; then remove this line", n,
+			oneSignature)
+	}
 }
 
 // Warnings returns the fields that have no effect any more, in the order of the file.

@@ -1,6 +1,7 @@
 package tomlfile
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -222,7 +223,11 @@ func leaf(t reflect.Type) bool {
 const maxListed = 8
 
 func (v Value) unknown(known map[string]bool) {
-	if why, was := v.Removed[Spell(v.Path)]; was {
+	why := v.Removed[Spell(v.Path)]
+	if len(v.Path) > 1 {
+		why = cmp.Or(why, v.Removed["*."+v.key()])
+	}
+	if why != "" {
 		v.Warnings = append(v.Warnings, v.AddError("it no longer has an effect: "+why))
 		return
 	}
