@@ -350,7 +350,8 @@ func (c *Cache) openPlanning() {
 		},
 	})
 	c.Workspaces = &workspace.Maker{Store: c.Store, Runtimes: c.runtimes, Owner: c.owners.OwnerOf,
-		Checks: jobs.NewQueue(o.Jobs, 0, c.now), SlowCopies: keyed.NewShares[uint32](32, 8)}
+		Checks: jobs.NewQueue(o.Jobs, 0, c.now), Comparisons: jobs.NewQueue(o.Jobs, 0, c.now),
+		SlowCopies: keyed.NewShares[uint32](32, 8)}
 	c.Repeats.cache = c
 	c.planner = &plan.Planner{Runtimes: c.runtimes, Models: c.models, Workspaces: c.Workspaces,
 		Allowed: func() (identity.Allowed, uint64) {

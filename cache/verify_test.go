@@ -213,3 +213,32 @@ func TestComparisonsOfOneUserHoldNotAllSlots(t *testing.T) {
 	r.Peer.UID = somebodyElse
 	require.Empty(t, b.acquire(r).Warnings)
 }
+
+// Comparisons that do not end, of as many users as there are slots, keep no compile of another user
+// waiting, and no load check.
+func TestComparisonsHoldNoCompileSlot(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.Jobs = 2 })
+	end, began := make(chan struct{}), make(chan struct{}, 4)
+	b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
+		began <- struct{}{}
+		<-end
+		return compilers.VerifyResult{Outcome: compilers.Passed}
+	}
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer close(end)
+	for seed := range uint64(2) {
+		r := b.request(b.model(seed)) // a miss: it is compared before it is stored
+		r.Peer.UID, r.VerifyOutput = somebody+uint32(seed), 0.01
+		waiting.Go(func() {
+			if a, err := b.cache.Acquire(context.Background(), r, nil); err == nil {
+				_ = a.View.Close()
+			}
+		})
+	}
+	<-began
+	<-began
+	r := b.request(b.model(7))
+	r.Peer.UID = somebodyElse + 1
+	require.Equal(t, request.Compiled, b.acquire(r).Outcome)
+}

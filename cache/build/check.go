@@ -20,6 +20,12 @@ func (j *Job) compareOutputs(ctx context.Context, out string, b *index.Build) fl
 	if !ok || j.VerifyOutput == 0 || j.Request.Models() > 1 {
 		return 0
 	}
+	j.leaveSlot()
+	leave, err := j.bd.Workspaces.AcquireSlot(ctx, j.Request)
+	if err != nil {
+		return 0 // the job ends
+	}
+	defer leave()
 	check := j.Plan.JudgeTarget("", j.Content).
 		CheckJob(filepath.Join(out, b.Graph), cmp.Or(b.GraphOptimizationLevel, j.loadLevel()))
 	result, err := v.VerifyOutput(ctx, compilers.VerifyJob{CheckJob: j.Plan.WithDimensions(check),

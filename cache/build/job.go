@@ -37,6 +37,8 @@ type Job struct {
 
 	running *jobs.Job
 	urgent  <-chan struct{} // closed as soon as a request waits for this job
+	// leaveSlot lets other jobs compile while the rest of this one runs.
+	leaveSlot func()
 	// compiling the original in place failed, so the model is copied
 	modelCopied    bool
 	workerDied     bool               // a worker died, and its compile is retried
@@ -116,7 +118,7 @@ func (j *Job) runInQueue(ctx context.Context, f *jobs.Job) (*jobs.Result, error)
 	defer p.End()
 	j.reserveEstimate(ctx, f.Description())
 	defer func() { j.reservation.Release() }()
-	j.urgent = p.Idle
+	j.urgent, j.leaveSlot = p.Idle, p.Leave
 	began := j.bd.Now()
 	result, err := j.compileStaged(p.Context, f.SetPhase)
 	switch {

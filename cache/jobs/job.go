@@ -408,7 +408,9 @@ type Slot struct {
 	// Idle is closed as soon as a request waits for the job. Until then the worker runs at the
 	// lowest priority.
 	Idle <-chan struct{}
-	End  func() // returns the slot; call it after the process has ended
+	// Leave returns the slot early, for the rest of the work to run without it.
+	Leave func()
+	End   func() // returns the slot, and ends Context; call it after the process has ended
 }
 
 // AcquireSlot waits until the job may run. Work that yielded its slot may call it again.
@@ -433,7 +435,9 @@ func (j *Job) AcquireSlot(ctx context.Context) (Slot, error) {
 	defer j.mu.Unlock()
 	j.state, j.started = Running, j.jobs.Now()
 	j.rerank()
-	return Slot{Context: run, Idle: j.urgent, End: func() { stop(nil); q.Leave(t) }}, nil
+	leave := func() { q.Leave(t) }
+	return Slot{Context: run, Idle: j.urgent, Leave: leave,
+		End: func() { stop(nil); leave() }}, nil
 }
 
 // MarkRunning marks a job as running that needs no slot.

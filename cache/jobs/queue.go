@@ -119,6 +119,7 @@ func (q *Queue) Leave(t *Ticket) {
 	q.running = slices.DeleteFunc(q.running, is)
 	if t.running {
 		q.noteActivity(t.users...)
+		t.running = false // it may leave twice
 	}
 	q.startReady()
 }

@@ -36,17 +36,23 @@ import (
 type Maker struct {
 	Store    *store.Store
 	Runtimes *runtimes.Set // stores the results of Remember
-	// Checks bounds the concurrent load checks, comparisons and conversions.
-	Checks     *jobs.Queue
-	Owner      func(uid uint32) uint32
-	SlowCopies *keyed.Shares[uint32] // bounds the copies of CopySlowFiles, by owner
-	slow       slowBytes
+	// Checks bounds the concurrent load checks and conversions.
+	Checks *jobs.Queue
+	// Comparisons bounds the checks of requests that compare outputs, because one may take half a
+	// minute, and would keep compiles and load checks of other users waiting.
+	Comparisons *jobs.Queue
+	Owner       func(uid uint32) uint32
+	SlowCopies  *keyed.Shares[uint32] // bounds the copies of CopySlowFiles, by owner
+	slow        slowBytes
 }
 
 // AcquireSlot waits for a slot for a load check; r may be nil if no request waits for it.
 func (in *Maker) AcquireSlot(ctx context.Context, r *request.Request) (leave func(), err error) {
-	if r == nil {
+	switch {
+	case r == nil:
 		return in.Checks.AcquireSlot(ctx)
+	case r.VerifyOutput > 0:
+		return in.Comparisons.AcquireSlot(ctx, in.Owner(r.Peer.UID))
 	}
 	return in.Checks.AcquireSlot(ctx, in.Owner(r.Peer.UID))
 }
