@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	"lukechampine.com/blake3"
 	"lukechampine.com/blake3/guts"
+
+	"github.com/epcached/epcached/internal/parallel"
 )
 
 // BLAKE3 is a binary tree over chunks of 1 KiB. A piece is a complete subtree, so pieces can be
@@ -103,7 +104,7 @@ func Sum(ctx context.Context, r io.ReaderAt, off, n int64) (Digest, error) {
 		return nil
 	}
 	var workers errgroup.Group
-	for range min(int64(runtime.GOMAXPROCS(0)), count) - 1 {
+	for range min(int64(parallel.Processors()), count) - 1 {
 		workers.Go(work)
 	}
 	if err := cmp.Or(work(), workers.Wait()); err != nil {

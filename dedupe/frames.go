@@ -12,6 +12,7 @@ import (
 	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/internal/parallel"
 )
 
 // Limits of frames. To read one byte, its whole frame must be decoded, so the size of frames bounds
@@ -244,7 +245,7 @@ var frameDecoder = sync.OnceValue(func() *zstd.Decoder {
 	d,
 		err := zstd.NewReader(nil, zstd.WithDecoderMaxMemory(MaxFrame),
 		zstd.WithDecoderMaxWindow(MaxFrame), zstd.WithDecoderLowmem(true),
-		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
+		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(parallel.Processors()))
 	if err != nil {
 		panic(err) // the options are constants
 	}

@@ -218,10 +218,34 @@ func (c *connection) hello() error {
 		return &Error{Class: wire.ErrorClass_VERSION, Text: fmt.Sprintf("protocol version %d is "+
 			"not supported; %d is", hello.GetVersion(), Version)}
 	}
+	if err := c.awaitPace(); err != nil {
+		return err
+	}
 	if err := c.send(c.ctx, envelopeOf(0, c.helloReply(hello)), nil); err != nil {
 		return err
 	}
 	return c.stream.conn.SetReadDeadline(time.Time{})
+}
+
+// awaitPace delays the answer to a Hello while other users are served, because a user that connects
+// again and again would keep the accept loop and the processors busy for all.
+func (c *connection) awaitPace() error {
+	if !c.server.crowded.Load() {
+		return nil
+	}
+	limits := &c.server.limits
+	wait := c.user.hellos.wait(time.Now(), limits.HelloInterval, limits.HelloBurst)
+	if wait == 0 {
+		return nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-c.ctx.Done():
+		return context.Cause(c.ctx)
+	}
 }
 
 func (c *connection) helloReply(hello *wire.Hello) *wire.HelloReply {

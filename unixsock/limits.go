@@ -1,9 +1,9 @@
 package unixsock
 
 import (
-	"runtime"
 	"time"
 
+	"github.com/epcached/epcached/internal/parallel"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -46,6 +46,11 @@ type limits struct {
 	Subscriptions       int // of one connection
 	SubscriptionsPerUID int // the same for one user
 
+	// HelloInterval is the mean time between two answered Hellos of one user while other users are
+	// served; HelloBurst of them are answered without it.
+	HelloInterval time.Duration
+	HelloBurst    int
+
 	RefusalDelay time.Duration // until a user with too many connections gets the refusal
 	HelloTimeout time.Duration // from the connection to the end of its Hello
 	FrameTimeout time.Duration // from the first byte of a frame to its last
@@ -57,8 +62,9 @@ type limits struct {
 // gets near it.
 var defaultLimits = limits{
 	Connections: 4096, ConnectionsPerUID: 256, Requests: 64, RequestBytesPerUID: 16 << 20,
-	FrameBytesPerUID: 32 << 20, RunningPerUID: 2 * runtime.GOMAXPROCS(0),
+	FrameBytesPerUID: 32 << 20, RunningPerUID: parallel.Processors(),
 	DescriptorsPerUID: 2 * MaxAttached, SlowPerUID: 8, Slow: 128, Unread: 8, UnreadPerUID: 256,
-	Subscriptions: 8, SubscriptionsPerUID: 64, RefusalDelay: 500 * time.Millisecond,
-	HelloTimeout: 5 * time.Second, FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
+	Subscriptions: 8, SubscriptionsPerUID: 64, HelloInterval: 5 * time.Millisecond,
+	HelloBurst: 32, RefusalDelay: 2 * time.Second, HelloTimeout: 5 * time.Second,
+	FrameTimeout: 30 * time.Second, WriteTimeout: 10 * time.Second,
 }

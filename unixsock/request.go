@@ -92,6 +92,7 @@ func (c *connection) cancelRequests() {
 
 // attach keeps descriptors for the Acquire, Put or Import that follows.
 func (c *connection) attach(number uint64, fds []int) error {
+	c.user.used.Store(time.Now().UnixNano())
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.requests[number]

@@ -34,7 +34,7 @@ const (
 // kernel makes a process that used up its share wait for tens of milliseconds.
 const RestFactor = 7
 
-// crowdedFor is how long a user counts as being served after its last request.
+// crowdedFor is how long a user counts as being served after its last connection or request.
 const crowdedFor = time.Second
 
 // requestSlots bounds the running requests of one user, so that they leave processor time for other
@@ -223,6 +223,8 @@ func (s *Server) passOnSlowReaders() (busy bool) {
 	for _, u := range s.users {
 		if u.used.Load() > since {
 			served++
+		} else {
+			s.forget(u)
 		}
 	}
 	s.crowded.Store(served > 1)

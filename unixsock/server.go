@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -40,11 +41,12 @@ type Server struct {
 	running  sync.WaitGroup // connections, and goroutines that wait for their unread answers
 
 	overseer overseer
-	gates    [2]gates              // of users, and of administrators
-	crowded  atomic.Bool           // several users are served; set by the overseer
-	slow     atomic.Int64          // requests of all users with files that may never answer
-	refusals chan refusal          // connections that wait for their refusal
-	refusal  atomic.Pointer[Error] // the answer to every request; nil: the backend answers
+	gates    [2]gates               // of users, and of administrators
+	crowded  atomic.Bool            // several users are served; set by the overseer
+	slow     atomic.Int64           // requests of all users with files that may never answer
+	closing  *keyed.Shares[account] // closes of such files; each holds a thread
+	refusals chan refusal           // connections that wait for their refusal
+	refusal  atomic.Pointer[Error]  // the answer to every request; nil: the backend answers
 
 	mu        sync.Mutex // guards the fields below; taken last
 	listeners map[net.Listener]struct{}
@@ -65,8 +67,9 @@ type user struct {
 	account
 	requestBytes, frameBytes, descriptors, unread, subscriptions, slow atomic.Int64
 
-	used        atomic.Int64 // UnixNano of its last request
+	used        atomic.Int64 // UnixNano of its last connection, descriptors or request
 	slots       *requestSlots
+	hellos      pace
 	connections map[*connection]struct{} // guarded by Server.mu
 }
 
@@ -82,6 +85,7 @@ func (s *Server) init() {
 		s.users = make(map[account]*user)
 		s.overseer.wake, s.overseer.hasten = make(chan struct{}, 1), make(chan struct{}, 1)
 		s.gates = [2]gates{newGates(), newGates()}
+		s.closing = keyed.NewShares[account](s.limits.Slow, s.limits.SlowPerUID)
 		if s.Log == nil {
 			s.Log = slog.New(slog.DiscardHandler)
 		}
@@ -367,7 +371,9 @@ func (s *Server) register(c *connection) error {
 	u.connections[c] = struct{}{}
 	c.user = u
 	c.stream.charge = c.chargeFrames
-	c.used.Store(time.Now().UnixNano())
+	now := time.Now().UnixNano()
+	c.used.Store(now)
+	u.used.Store(now)
 	s.total++
 	s.accepted++
 	s.running.Add(1)
@@ -431,11 +437,20 @@ func (s *Server) unregister(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(c.user.connections, c)
-	// otherwise the count of slow files would be lost
-	if len(c.user.connections) == 0 && c.user.slow.Load() == 0 {
-		delete(s.users, c.account)
+	// While other users are served the overseer deletes it later, because a user that reconnects
+	// must not escape the pace of its Hellos.
+	if !s.crowded.Load() {
+		s.forget(c.user)
 	}
 	s.release(c)
+}
+
+// forget deletes a user without connections. A user with slow files stays, because their count
+// would be lost. The caller holds mu.
+func (s *Server) forget(u *user) {
+	if len(u.connections) == 0 && u.slow.Load() == 0 {
+		delete(s.users, u.account)
+	}
 }
 
 // releaseRead releases the user's answers that were read in the meantime.

@@ -329,3 +329,43 @@ func TestAFloodRestsWhileOtherUsersAreServed(t *testing.T) {
 	require.Less(t, share(), 0.25)
 	require.Eventually(t, alone, patience, time.Millisecond, "the other user is served no more")
 }
+
+// Closes of files that never end take a bounded number of threads, for one user and for all.
+func TestHangingClosesAreBoundedInAll(t *testing.T) {
+	s := serveUsers(t, &standIn{}, limits{Slow: 5, SlowPerUID: 2},
+		func(uid uint32) uint32 { return uid })
+	var hanging atomic.Int64
+	end := make(chan struct{})
+	for uid := range 4 {
+		_, err := dialAs(t, s, 4001+uid)
+		require.NoError(t, err)
+	}
+	var one []*connection
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		one = nil
+		for _, u := range s.users {
+			for c := range u.connections {
+				one = append(one, c)
+			}
+		}
+		return len(one) == 4
+	}, patience, time.Millisecond)
+	for i, c := range one {
+		for range 10 {
+			c.endSlow(func() {
+				hanging.Add(1)
+				<-end
+			})
+		}
+		want := int64(min(2*(i+1), 5))
+		require.Eventually(t, func() bool { return hanging.Load() == want }, patience,
+			time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond)
+	require.EqualValues(t, 5, hanging.Load())
+	close(end)
+	require.Eventually(t, func() bool { return s.slow.Load() == 0 }, patience, time.Millisecond)
+	require.EqualValues(t, 40, hanging.Load(), "each is closed in the end")
+}

@@ -24,6 +24,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcached/internal/logs"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/config"
+	"github.com/epcached/epcached/internal/parallel"
 	"github.com/epcached/epcached/internal/slowfile"
 	"github.com/epcached/epcached/internal/usage"
 )
@@ -43,6 +44,7 @@ func main() {
 		os.Exit(slowfile.Main(os.Args[2]))
 	}
 	keepHeapFloor()
+	addSchedulers()
 	shortenSlices()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
@@ -147,6 +149,16 @@ Exit status:
 	}
 	logs.WriteFatal(stderr, text)
 	return exitFailure
+}
+
+// addSchedulers lets more goroutines run at the same time than there are processors, so that the
+// kernel divides the processors and not Go's scheduler. With as many as processors, two requests of
+// one user keep all of them busy; Go then looks for arrived frames of other users only every 10 ms.
+// GOMAXPROCS is respected.
+func addSchedulers() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(4 * parallel.Processors())
+	}
 }
 
 // heapFloor is the size that the heap may have without a collection. Without it the runtime would

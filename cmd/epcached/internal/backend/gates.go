@@ -2,12 +2,12 @@ package backend
 
 import (
 	"context"
-	"runtime"
 	"time"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/internal/parallel"
 	"github.com/epcached/epcached/unixsock"
 )
 
@@ -25,7 +25,7 @@ const maxRest = time.Second
 // newGates returns the gates. crowded reports whether several users are served: the slots of a user
 // with many requests then rest as those of unixsock do.
 func newGates(crowded func() bool) gates {
-	cores := runtime.GOMAXPROCS(0)
+	cores := parallel.Processors()
 	g := gates{small: keyed.NewShares[uint32](max(16, 4*cores), max(1, cores/2)),
 		large:   keyed.NewShares[uint32](6, 1),
 		hashing: keyed.NewShares[uint32](8*cores, cores)}
