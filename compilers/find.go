@@ -2,7 +2,6 @@ package compilers
 
 import (
 	"context"
-	"debug/elf"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/epcached/epcached/internal/sharedlib"
 )
 
 // Find reads the runtime in dir: a directory of `pip install --target`, a virtual environment, or a
@@ -236,7 +237,7 @@ func environments() (dirs []string) {
 func describeLibrary(ep, library string) EPLibrary {
 	l := EPLibrary{EP: ep, Path: library}
 	dir := filepath.Dir(library)
-	queue := append([]string{library}, sharedObjects(dir)...)
+	queue := append([]string{library}, sharedlib.InDirectory(dir)...)
 	for len(queue) > 0 {
 		file := queue[0]
 		queue = queue[1:]
@@ -247,14 +248,11 @@ func describeLibrary(ep, library string) EPLibrary {
 		more, dirs := runPathFiles(file)
 		queue = append(queue, more...)
 		l.Elsewhere = l.Elsewhere || slices.ContainsFunc(dirs,
-			func(f string) bool { return f != dir && f != wheelLibraries(dir) })
+			func(f string) bool { return f != dir && f != sharedlib.WheelLibraries(dir) })
 	}
 	slices.Sort(l.Files)
 	return l
 }
-
-// wheelLibraries returns the directory in which Python wheels have their bundled libraries.
-func wheelLibraries(dir string) string { return dir + ".libs" }
 
 // LibrariesBeside lists the shared libraries that an application shows to the daemon besides the
 // EP's own: those in the directory of an EP library and in the bundled one, by their paths relative
@@ -262,7 +260,7 @@ func wheelLibraries(dir string) string { return dir + ".libs" }
 func LibrariesBeside(library string) []string {
 	dir := filepath.Dir(library)
 	var names []string
-	for _, file := range append(sharedObjects(dir), sharedObjects(wheelLibraries(dir))...) {
+	for _, file := range sharedlib.Beside(library) {
 		if name, err := filepath.Rel(dir, file); err == nil && file != library {
 			names = append(names, name)
 		}
@@ -280,65 +278,25 @@ func IsForeign(file string) bool {
 		strings.HasPrefix(base, "onnxruntime_pybind11_state")
 }
 
-// sharedObjects lists the files of a directory that a loader could open, with absolute paths.
-func sharedObjects(dir string) []string {
-	entries, _ := os.ReadDir(dir) // a run path may name directories that do not exist
-	var files []string
-	for _, e := range entries {
-		name := e.Name()
-		if !strings.HasSuffix(name, ".so") && !strings.Contains(name, ".so.") ||
-			strings.HasPrefix(name, ".") {
-			continue
-		}
-		path := filepath.Join(dir, name)
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			files = append(files, path)
-		}
-	}
-	return files
-}
-
 // runPathFiles lists the files and directories on a library's run path: none for a file that is not
 // ELF.
 func runPathFiles(file string) (files, dirs []string) {
-	f, err := elf.Open(file)
+	l, err := sharedlib.Read(file)
 	if err != nil {
 		return nil, nil
 	}
-	defer f.Close() // opened for reading
-	needed, err := f.ImportedLibraries()
-	if err != nil {
-		return nil, nil
-	}
-	dirs = runPaths(f, filepath.Dir(file))
-	for _, dir := range dirs {
+	for _, dir := range l.RunPaths {
 		// bundled libraries of Python wheels, some of which are opened by name
 		if strings.HasSuffix(dir, ".libs") {
-			files = append(files, sharedObjects(dir)...)
+			files = append(files, sharedlib.InDirectory(dir)...)
 			continue
 		}
-		for _, name := range needed {
+		for _, name := range l.Needed {
 			path := filepath.Join(dir, name)
 			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 				files = append(files, path)
 			}
 		}
 	}
-	return files, dirs
-}
-
-func runPaths(f *elf.File, origin string) []string {
-	var dirs []string
-	for _, tag := range []elf.DynTag{elf.DT_RUNPATH, elf.DT_RPATH} {
-		entries, _ := f.DynString(tag) // an error means no such entry
-		for _, entry := range entries {
-			for path := range strings.SplitSeq(entry, ":") {
-				path = strings.NewReplacer("${ORIGIN}", "$ORIGIN").Replace(path)
-				if rest, ok := strings.CutPrefix(path, "$ORIGIN"); ok {
-					dirs = append(dirs, filepath.Join(origin, rest))
-				}
-			}
-		}
-	}
-	return dirs
+	return files, l.RunPaths
 }

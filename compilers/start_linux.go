@@ -89,6 +89,9 @@ func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string,
 	idle <-chan struct{}) (*worker, error) {
 	p := o.preparation(iso, isWaiting(idle))
 	p.Confine, p.Model = o.confinement(req, dir), req.ModelFile != nil
+	for _, ep := range req.EPs {
+		p.Libraries = append(p.Libraries, ep.Library)
+	}
 	preparation, err := json.Marshal(p)
 	if err != nil {
 		return nil, err

@@ -107,7 +107,7 @@ func (j *job) open() error {
 // probe registers each EP, and lists its devices. It continues after an EP that fails.
 func (j *job) probe() error {
 	for _, ep := range j.req.EPs {
-		err := j.env.Register(ep.Name, ep.Library)
+		err := j.registerLibrary(ep.Name, ep.Library)
 		var devices []ort.Device
 		if err == nil {
 			devices, err = j.env.DevicesOf(ep.Name)
@@ -128,7 +128,7 @@ func (j *job) register() error {
 		if slices.ContainsFunc(ep.Devices, workerproto.DeviceSelector.Virtual) {
 			name += ".virtual"
 		}
-		if err := j.env.Register(name, ep.Library); err != nil {
+		if err := j.registerLibrary(name, ep.Library); err != nil {
 			return step(err, "register %s from %q", ep.Name, ep.Library)
 		}
 	}

@@ -54,7 +54,7 @@ func prepareThread(p workerproto.Preparation) (int, error) {
 			return 0, err
 		}
 	}
-	return supervise(p.First, model)
+	return supervise(p, model)
 }
 
 func limit(p workerproto.Preparation) error {
@@ -186,8 +186,8 @@ const reapTimeout = 2 * time.Second
 // As the first process of a pid namespace it only exits: the kernel kills the rest before the
 // parent sees the exit. Otherwise it adopts orphans, also those with own sessions, and kills them
 // one by one.
-func supervise(first bool, model int) (int, error) {
-	if !first {
+func supervise(p workerproto.Preparation, model int) (int, error) {
+	if !p.First {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return 0, fmt.Errorf("subreaper: %w", err)
 		}
@@ -201,7 +201,8 @@ func supervise(first bool, model int) (int, error) {
 	}
 	worker, err := syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "work"},
 		&syscall.ProcAttr{
-			Env: os.Environ(), Files: files, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+			Env: withLibraries(p.Libraries), Files: files,
+			Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 		})
 	if err != nil {
 		return 0, fmt.Errorf("start again: %w", err)
@@ -216,7 +217,7 @@ func supervise(first bool, model int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if !first {
+	if !p.First {
 		endChildren()
 	}
 	return exitStatus(status), nil

@@ -73,6 +73,14 @@ func Open(path string) (*API, error) {
 	return a, nil
 }
 
+// Preload loads a library so that later ones, which need it, find it by its SONAME.
+func Preload(path string) error {
+	if _, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL); err != nil {
+		return fmt.Errorf("load %q: %w", path, err)
+	}
+	return nil
+}
+
 func (a *API) parseVersion() error {
 	parts := strings.SplitN(a.Version, ".", 3)
 	if len(parts) < 2 || parts[0] != "1" {

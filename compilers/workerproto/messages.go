@@ -249,6 +249,9 @@ type Preparation struct {
 
 	Group bool // its group may read, write and remove the files that it makes
 	Model bool // descriptor 5 is a model that the worker may read, and gets as ModelFD
+	// Libraries are the plugins that the worker will load: it finds the libraries beside them by
+	// their SONAMEs.
+	Libraries []string
 	// First: it is the first process of a pid namespace, with which the others end.
 	First   bool
 	Confine *Confinement // nil: no sandbox

@@ -195,13 +195,24 @@ def _register(name: str, path: str) -> None:
     except OSError as error:
         raise _errors.Unavailable(f"library of {name}: {path}: {error.strerror}") from error
     try:
-        ort.register_execution_provider_library(name, path)
+        _load(name, path)
     except Exception as error:
         os.close(descriptor)
         raise _errors.Unavailable(
             f"ONNX Runtime {ort.__version__} cannot load {path}: {error}"
         ) from error
     _registered[name] = Library(name, path, descriptor)
+
+
+def _load(name: str, path: str) -> None:
+    try:
+        ort.register_execution_provider_library(name, path)
+    except Exception as error:
+        from . import _libraries
+
+        if "cannot open shared object" not in str(error) or not _libraries.preload(path):
+            raise
+        ort.register_execution_provider_library(name, path)
 
 
 def _candidates(name: str) -> Iterator[str]:

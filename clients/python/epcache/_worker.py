@@ -78,7 +78,8 @@ def compile(
             os.symlink(request["Model"], os.path.join(above, "model", name))
             request = {**request, "Model": os.path.join("..", "..", "model", name)}
         line = json.dumps({"Version": VERSION, "Do": "compile", **request}).encode() + b"\n"
-        process = _Process(program, directory, line, deadline)
+        libraries = [ep["Library"] for ep in request.get("EPs", ())]
+        process = _Process(program, directory, line, deadline, libraries)
         try:
             last: dict[str, Any] = {}
             for event in process.events(deadline):
@@ -136,7 +137,9 @@ def signal_name(number: int) -> str:
 class _Process:
     """A running worker. Its output is written to a file."""
 
-    def __init__(self, program: str, directory: str, line: bytes, deadline: float) -> None:
+    def __init__(
+        self, program: str, directory: str, line: bytes, deadline: float, libraries: list[str]
+    ) -> None:
         self._directory = directory
         self._status: int | None = None
         self._reaped = False
@@ -159,7 +162,10 @@ class _Process:
             devnull, output, request_fd = opened
             descriptors = (devnull, output, output, request_fd, answers)
             limits = json.dumps(
-                {"CPU": max(1, int(deadline - time.monotonic()) * (os.cpu_count() or 1))}
+                {
+                    "CPU": max(1, int(deadline - time.monotonic()) * (os.cpu_count() or 1)),
+                    "Libraries": libraries,
+                }
             )
             command = [
                 "/bin/sh",

@@ -1,4 +1,5 @@
 // The library's two entry points, and the factory that makes an EP for each session.
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -177,12 +178,22 @@ static OrtStatus *open_tables(const OrtApiBase *base) {
              : fail(ORT_NOT_IMPLEMENTED, "this ONNX Runtime was built without what EPs need");
 }
 
+#ifdef BY_NAME
+// Vendors' code opens libraries of its package by names without a version.
+static OrtStatus *open_by_name(void) {
+  return dlopen(BY_NAME, RTLD_NOW) ? NULL : fail(ORT_FAIL, dlerror());
+}
+#else
+static OrtStatus *open_by_name(void) { return NULL; }
+#endif
+
 // CreateEpFactories is the first function that ONNX Runtime calls.
 EXPORT OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base,
     const OrtLogger *logger, OrtEpFactory **factories, size_t max, size_t *count) {
   (void)name; // EPs have their own
   (void)logger;
   TRY(open_tables(base));
+  TRY(open_by_name());
   if (max < 1) return fail(ORT_INVALID_ARGUMENT, "no room for a factory");
   struct factory *f = allocate(1, sizeof *f);
   OrtStatus *failed = read_release(&f->release);
