@@ -187,10 +187,9 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error,
 	}
 	switch {
 	case ep.Error == "" && len(ep.Devices) == 0:
-		return problem(subject, "it loads, and lists no device on this machine%s",
-			whyNoDevice(ep.Name, runtimes.ProcessorVendor())).
-			hint("it cannot compile here; for a GPU or NPU, install its driver and let the " +
-				"daemon's user open its device")
+		why, help := runtimes.WhyNoDevice(ep.Name)
+		return warning(subject, "it loads, and lists no device on this machine: %s", why).
+			hint("it cannot compile here; %s", help)
 	case cause == nil:
 		var devices []string
 		for _, d := range ep.Devices {
@@ -213,15 +212,6 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error,
 		compilers.LastWords(cause.Error()))
 	return a.withCause(cause, "its library may not fit this ONNX Runtime, or a library that it "+
 		"needs is missing; epcachectl probe --refresh tries again")
-}
-
-// whyNoDevice returns why an execution provider lists no device, "" if unknown.
-func whyNoDevice(ep, vendor string) string {
-	if strings.HasPrefix(ep, "OpenVINO") && vendor != "GenuineIntel" {
-		return ": OpenVINO's plugin supports Intel devices only, and the processor is made by " +
-			cmp.Or(vendor, "another vendor")
-	}
-	return ""
 }
 
 // cause is an error with a known remedy, recognised by its value, or by its text if only a worker's

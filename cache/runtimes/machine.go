@@ -2,6 +2,7 @@ package runtimes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -326,8 +327,22 @@ func processor() []byte {
 	return out
 }
 
-// ProcessorVendor returns "GenuineIntel", "AuthenticAMD", or "" if the processor does not state it.
-func ProcessorVendor() string {
+// WhyNoDevice returns why an execution provider that loads lists no device, and what would help.
+func WhyNoDevice(ep string) (why, help string) { return whyNoDevice(ep, processorVendor()) }
+
+func whyNoDevice(ep, vendor string) (why, help string) {
+	if strings.HasPrefix(ep, "OpenVINO") && vendor != "GenuineIntel" {
+		return "OpenVINO's plugin supports Intel devices only, and the processor is made by " +
+				cmp.Or(vendor, "another vendor"),
+			"use plain ONNX Runtime on this processor; onnxruntime-qnn compiles ahead of time " +
+				"for Qualcomm's NPUs on any x86-64 machine"
+	}
+	return "its driver may be missing, or it does not support this processor",
+		"for a GPU or NPU, install its driver and let the daemon's user open its device"
+}
+
+// processorVendor returns "GenuineIntel", "AuthenticAMD", or "" if the processor does not state it.
+func processorVendor() string {
 	for _, line := range bytes.Split(processor(), []byte("\n")) {
 		if key, value, ok := strings.Cut(string(line), ":"); ok &&
 			strings.TrimSpace(key) == "vendor_id" {

@@ -305,10 +305,10 @@ func OnlyProcessors(facts compilers.Facts, eps []compilers.EP) bool {
 
 func noDevice(ep string, sel compilers.Device, have []compilers.DeviceFacts) error {
 	if len(have) == 0 {
+		why, help := WhyNoDevice(ep)
 		return apierr.New(apierr.Unavailable, nil,
-			"execution provider %s lists no device on this machine", ep).
-			WithHint("its drivers may be missing, or it does not support this processor; " +
-				"epcachectl probe lists the devices")
+			"execution provider %s lists no device on this machine: %s", ep, why).
+			WithHint("%s", help)
 	}
 	return apierr.New(apierr.Unavailable, nil, "execution provider %s has no %s here; it has "+
 		"%s", ep, sel, sel.Listed(have)).

@@ -172,6 +172,9 @@ func printRuntime(p *term.Printer, r *wire.RuntimeFacts) {
 			}
 			p.Line("    driver %s", term.Printable(version))
 		}
+		if ep.GetError() == "" && len(ep.GetDevices()) == 0 {
+			p.Line("    no device on this machine; epcachectl doctor says why")
+		}
 		for _, d := range ep.GetDevices() {
 			p.Line("    %s %s (vendor %04x, device %04x)%s", term.TextOrDash(d.GetType()),
 				term.TextOrDash(d.GetVendor()), d.GetVendorId(), d.GetDeviceId(), fingerprint(d))

@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from . import _autostart, _errors, _worker
+from . import _autostart, _errors, _machine, _worker
 from ._client import Client
 from ._connection import Connection
 from ._connections import SOCKET_VARIABLE, SYSTEM_SOCKET, default_sockets
@@ -230,7 +230,7 @@ def _check_onnxruntime(found: list[Finding]) -> list[str] | None:
 
 
 def _check_execution_providers(found: list[Finding], socket: str, built_in: list[str]) -> None:
-    usable = 0
+    usable, without = 0, ""
     for name, package in _run_child("built in", *built_in).get("plugins", {}).items():
         text = (
             "built into this ONNX Runtime, so the daemon cannot compile for it: its sessions do "
@@ -250,17 +250,22 @@ def _check_execution_providers(found: list[Finding], socket: str, built_in: list
         for one in result.get("providers", []):
             finding = _execution_provider(package, one)
             usable += finding.severity == OK
+            if one.get("facts", {}).get("devices") == "0":
+                without = one["name"]
             found.append(finding)
-    if not usable:
-        text = "none that the cache supports is installed"
-        found.append(
-            Finding(
-                PROBLEM,
-                "execution providers",
-                text,
-                "for example: pip install onnxruntime-ep-openvino",
-            )
+    package = _machine.installable()
+    if without and not usable:
+        text = f"{without} has no device here, so sessions with it are plain ones on the CPU"
+        hint = (
+            f"only with another device, or ahead of time: pip install {package}" if package else ""
         )
+        found.append(Finding(WARNING, "execution providers", text, hint))
+    elif not usable:
+        text = "none that the cache supports is installed"
+        hint = (
+            f"for example: pip install {package}" if package else "none is known for this machine"
+        )
+        found.append(Finding(PROBLEM, "execution providers", text, hint))
 
 
 def _execution_provider(package: str, result: dict[str, Any]) -> Finding:

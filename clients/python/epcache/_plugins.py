@@ -18,7 +18,7 @@ from typing import Any
 
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from . import _devices, _errors
+from . import _devices, _errors, _machine
 from ._fields import dataclass, replace
 from ._model import open_regular
 from ._onnxruntime import ort
@@ -180,10 +180,9 @@ def _listed_devices(ep: ExecutionProvider) -> list[Any]:
         _register(family, ep.library or _find_library(family))
         found = [device for device in ort.get_ep_devices() if device.ep_name == ep.name]
     if not found:
+        why, help = _machine.no_device(ep.name)
         raise _errors.Unavailable(
-            f"{ep.name} lists no device on this machine",
-            "its drivers may be missing, or it may not support this processor",
-            {"devices": "0"},
+            f"{ep.name} lists no device on this machine: {why}", help, {"devices": "0"}
         )
     return found
 
@@ -271,6 +270,10 @@ def _find_library(name: str) -> str:
     if library := _packaged_library(name):
         return library
     package = plugin_package(name)
+    if why := _machine.no_package(package):
+        raise _errors.Unavailable(
+            f"{name} is not installed: {why}", "use plain ONNX Runtime here", {"devices": "0"}
+        )
     hint = f"pip install {package}" if package else "pass ExecutionProvider(library=...)"
     raise _errors.Unavailable(
         f"no installed package has the library of {name}", hint, {"missing_library": name}

@@ -62,9 +62,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     part of ONNX Runtime. Other requests for the model wait. "wait" does the same if the daemon runs
     as another user and has no equal libraries.
 
-    Raises ONNX Runtime's errors; Unavailable if the execution provider or its device is missing;
-    and CompileFailed if the model crashed the execution provider in the daemon's worker, because it
-    would crash this process too.
+    If the execution provider has no device on this machine, the session is a plain one on the CPU,
+    with a warning. Raises ONNX Runtime's errors; Unavailable if the execution provider is not
+    installed, or lists other devices than the named one; and CompileFailed if the model crashed the
+    execution provider in the daemon's worker, because it would crash this process too.
     """
 
     def __init__(
@@ -138,7 +139,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         texts = list(self._wanted.missing)
         if self._report.outcome in ("bypassed", "no daemon", "failed") and client is not False:
             why = self._report.why.removeprefix(self._report.outcome + ": ")
-            texts.insert(0, f"{self._report.outcome}: {why}; the model is compiled in this process")
+            how = "the model is compiled in this process"
+            if not self._wanted.plugins and self._wanted.given is None:
+                how = f"the session runs on {', '.join(self.get_providers())}"
+            texts.insert(0, f"{self._report.outcome}: {why}; {how}")
         return "; ".join(texts)
 
     @property

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-from . import _plugins, _providers
+from . import _errors, _plugins, _providers
 from ._artefact import Artefact
 from ._client import Client
 from ._fields import dataclass, field
@@ -111,8 +111,8 @@ def session_request(
     """Returns the request, and registers its execution providers: those of `ep`, of `names`, or of
     the options.
 
-    Raises Unavailable if one, or its device, is missing, and ValueError if none is named, or they
-    are named in two ways.
+    Raises Unavailable if one, or the device that it names, is missing, and ValueError if none is
+    named, or they are named in two ways.
     """
     record = Record() if options is None else getattr(options, "_record", None)
     result = SessionRequest(source, options, record, [], more)
@@ -124,7 +124,7 @@ def session_request(
             f"{'in the session options' if named else 'by providers='}"
         )
     if ep is not None:
-        result.plugins = [_plugins.plugin(one) for one in providers(ep)]
+        _take_eps(result, providers(ep))
     elif names:
         _take_names(result, names, name_options, named)
     elif name_options:
@@ -146,6 +146,21 @@ def session_request(
             "epcache.SessionOptions"
         )
     return result
+
+
+def _take_eps(result: SessionRequest, specified: Sequence[ExecutionProvider]) -> None:
+    """Adds the execution providers. One that cannot have a device on this machine is left out, as
+    ONNX Runtime would do; if all are, the session is a plain one on the CPU.
+    """
+    for one in specified:
+        try:
+            result.plugins.append(_plugins.plugin(one))
+        except _errors.Unavailable as error:
+            if error.facts.get("devices") != "0":
+                raise
+            result.missing.append(str(error))
+    if not result.plugins:
+        result.reasons, result.missing = result.reasons + result.missing, []
 
 
 def _take_names(

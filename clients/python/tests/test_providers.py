@@ -17,11 +17,11 @@ ort = pytest.importorskip(
 )
 
 import epcache  # noqa: E402
-from epcache import _plugins, _providers, _session  # noqa: E402
+from epcache import _machine, _plugins, _providers, _session  # noqa: E402
 from epcache._run import _settings  # noqa: E402
 from fake_daemon import FakeDaemon  # noqa: E402
 from openvino_model import source, view  # noqa: E402, F401
-from providers import INPUTS, OPENVINO, equal, run_plain  # noqa: E402
+from providers import INPUTS, OPENVINO, equal, make_model, run_plain  # noqa: E402
 from test_session import client, serves  # noqa: E402
 
 CPU = "CPUExecutionProvider"
@@ -242,3 +242,44 @@ def test_devices_passed_by_epcachectl_run() -> None:
         "devices": [{"type": "NPU", "vendor_id": 0x8086, "device_id": 3, "metadata": {"k": "v"}}],
     }
     assert _settings._provider(told).devices == (epcache.Device("NPU", 0x8086, 3, {"k": "v"}),)
+
+
+def test_a_machine_without_a_device_gets_a_plain_session_and_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def without_device(ep: epcache.ExecutionProvider, devices: Any = None) -> Any:
+        raise epcache.Unavailable(f"{ep.name} lists no device here", "", {"devices": "0"})
+
+    monkeypatch.setattr(_plugins, "plugin", without_device)
+    model = make_model(tmp_path / "model.onnx")
+    with pytest.warns(epcache.EpcacheWarning) as warned:
+        session = epcache.InferenceSession(
+            model, epcache.SessionOptions(), ep="OpenVINOExecutionProvider:CPU"
+        )
+    assert [str(one.message) for one in warned] == [
+        "bypassed: OpenVINOExecutionProvider lists no device here; "
+        "the session runs on CPUExecutionProvider"
+    ]
+    assert session.epcache.outcome == "bypassed"
+
+
+@pytest.mark.parametrize(
+    ("machine", "libc", "says"),
+    [
+        ("aarch64", "glibc 2.39", "has no wheel for aarch64"),
+        ("x86_64", "", "has no wheel for musl, only for glibc"),
+        ("x86_64", "glibc 2.17", "needs glibc 2.28, and this is 2.17"),
+        ("x86_64", "glibc 2.39", ""),
+    ],
+)
+def test_packages_that_do_not_exist_for_a_machine_are_not_recommended(
+    monkeypatch: pytest.MonkeyPatch, machine: str, libc: str, says: str
+) -> None:
+    monkeypatch.setattr(_machine.platform, "machine", lambda: machine)
+    monkeypatch.setattr(_machine.os, "confstr", lambda name: libc)
+    monkeypatch.setattr(_plugins, "_packaged_library", lambda name: None)
+    assert _machine.no_package("onnxruntime-ep-openvino").endswith(says)
+    with pytest.raises(epcache.Unavailable) as raised:
+        _plugins._find_library("OpenVINOExecutionProvider")
+    assert (raised.value.facts.get("devices") == "0") == bool(says)
+    assert ("pip install" in str(raised.value)) == (not says)

@@ -179,8 +179,8 @@ func (x *Examination) checkStarts(ctx context.Context, subject, python string, f
 		x.problem(subject, text+": "+term.KeepEnd(err.Error()), hint)
 		return false
 	case len(started.Devices) == 0:
-		x.problem(subject, pair+" and lists no device: sessions cannot use it",
-			"install the device's driver, and let this user open the device")
+		why, help := runtimes.WhyNoDevice(ep.EP)
+		x.problem(subject, pair+" and lists no device, so sessions run on the CPU: "+why, help)
 		return false
 	}
 	x.ok(subject, "%s: %s", pair, strings.Join(started.Devices, ", "))
