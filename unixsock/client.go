@@ -26,6 +26,8 @@ const (
 	// alive
 	silenceLimit  = 5 * time.Second
 	aliveInterval = 2 * time.Second // interval of these questions
+	// for which an answer is taken after the caller's limit, because this process may not have run
+	lateLimit = 50 * time.Millisecond
 )
 
 // Client is one connection to a daemon. Its methods may be called at the same time; their requests
@@ -285,6 +287,13 @@ func (c *Client) wait(ctx context.Context, number uint64, waiting *call,
 		case m := <-waiting.progress:
 			progress(m)
 		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				select {
+				case r := <-waiting.answer:
+					return r, nil
+				case <-time.After(lateLimit):
+				}
+			}
 			c.giveUp(number, waiting)
 			return reply{}, ctx.Err()
 		case <-c.done:
@@ -308,13 +317,14 @@ func (waiting *call) reportProgress(progress func(*wire.Progress)) {
 // how long to look again. A daemon that was stopped holds its connections open: they are given up
 // here.
 func (c *Client) checkAlive(ctx context.Context) time.Duration {
-	if quiet := time.Since(c.waiterCount) - time.Duration(c.heard.Load()); quiet < silenceLimit {
+	heard := c.heard.Load()
+	if quiet := time.Since(c.waiterCount) - time.Duration(heard); quiet < silenceLimit {
 		return silenceLimit - quiet
 	}
 	limited, stop := context.WithTimeout(ctx, aliveInterval)
 	defer stop()
 	err := c.alive(limited)
-	if ctx.Err() == nil && (errors.Is(err, ErrNoDaemon) ||
+	if ctx.Err() == nil && c.heard.Load() == heard && (errors.Is(err, ErrNoDaemon) ||
 		errors.Is(err, context.DeadlineExceeded)) {
 		c.mute.Store(true)
 		// The reader fails all calls; closing twice is harmless.

@@ -38,11 +38,11 @@ func (d Dialer) Dial(ctx context.Context, paths ...string) (*Client, error) {
 	}
 	end := time.Now().Add(d.Wait)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		last := !time.Now().Before(end) // before the try, because this process may not run after it
 		client, err := d.dialOnce(ctx, paths)
 		// A daemon that was just killed may leave its socket to a child that is being started, so
 		// that connections are never accepted until the child closes it.
-		if err == nil || !errors.Is(err, ErrNoDaemon) && !ConnectionEnded(err) ||
-			!time.Now().Before(end) {
+		if err == nil || !errors.Is(err, ErrNoDaemon) && !ConnectionEnded(err) || last {
 			return client, err
 		}
 		if waitErr := pauseUntil(ctx, min(pause, time.Until(end)), end); ctx.Err() != nil {
@@ -107,6 +107,7 @@ func (d Dialer) greet(ctx context.Context, conn *net.UnixConn, path string) (*Cl
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+	stream.late = true
 	stop := context.AfterFunc(ctx, func() {
 		// Fails only if the connection is closed, which ends the wait as well.
 		_ = conn.SetDeadline(time.Unix(1, 0))

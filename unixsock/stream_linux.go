@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -46,6 +47,8 @@ type stream struct {
 	charge  func(bytes int) error
 	charged int         // bytes charged
 	closing func([]int) // closes descriptors that no frame names
+	// read what has come after a deadline, because this process may not have run
+	late bool
 	// called before each attempt to read, and after one without data
 	beforeRead, nothingRead func()
 
@@ -132,7 +135,8 @@ func (s *stream) fill() error {
 	if err := s.growBuffer(); err != nil {
 		return err
 	}
-	if err := s.raw.Read(s.recv); err != nil {
+	if err := s.raw.Read(s.recv); err != nil &&
+		!(s.late && errors.Is(err, os.ErrDeadlineExceeded) && s.recvNow()) {
 		return err
 	}
 	if s.readErr != nil {
@@ -207,6 +211,12 @@ func (s *stream) recvmsg(fd uintptr) bool {
 		}
 		return done
 	}
+}
+
+// recvNow reads without waiting, and reports whether there was something to read.
+func (s *stream) recvNow() (done bool) {
+	err := s.raw.Control(func(fd uintptr) { done = s.recvmsg(fd) })
+	return err == nil && done
 }
 
 // keepDescriptors takes ownership of the last read's descriptors; closeDescriptors closes the
@@ -330,6 +340,10 @@ func (s *stream) writeSlowly(ctx context.Context, whole int, timeout time.Durati
 	})
 	s.once = false
 	err := s.flush()
+	if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil {
+		s.once = true // once without waiting, because this process may not have run
+		err = cmp.Or(s.raw.Control(func(fd uintptr) { s.sendmsg(fd) }), s.leftover(err))
+	}
 	if !stop() {
 		<-interrupted // otherwise its deadline would interrupt the next write
 		err = errors.Join(ctx.Err(), err)
@@ -338,6 +352,14 @@ func (s *stream) writeSlowly(ctx context.Context, whole int, timeout time.Durati
 		return errors.Join(errPartial, err)
 	}
 	return errors.Join(err, s.conn.SetWriteDeadline(time.Time{}))
+}
+
+// leftover returns err if a part of the frame is not sent.
+func (s *stream) leftover(err error) error {
+	if len(s.out) == 0 {
+		return nil
+	}
+	return err
 }
 
 func (s *stream) flush() error {

@@ -133,9 +133,11 @@ def connect(dial: Dial, until: float) -> Connection | None:
             raise _errors.NoDaemon(f"cannot start a daemon: {error}") from error
         stack.callback(os.close, lock)
         while not _locked(lock):
+            # Read before the attempt, because this process may not run for a while after it.
+            late = time.monotonic() >= until
             if connection := _try_connect(dial, socket):
                 return connection
-            if time.monotonic() >= until:
+            if late:
                 raise _errors.NoDaemon("a daemon is being started, but does not answer yet")
             time.sleep(PAUSE)
         if connection := _try_connect(dial, socket):
@@ -266,12 +268,13 @@ class _Starter:
         reaped = False
         try:
             while True:
+                late = time.monotonic() >= until
                 connection = _try_connect(dial, self._socket)
                 if connection is not None:
                     return connection
                 if reaped:
                     raise _StartFailed(self._reason())
-                if time.monotonic() >= until:
+                if late:
                     raise _errors.NoDaemon("a daemon is being started, but does not answer yet")
                 reaped = self._ended(os.WNOHANG)
                 time.sleep(0.0 if reaped else PAUSE)

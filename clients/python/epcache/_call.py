@@ -9,13 +9,14 @@ from typing import Generic, TypeVar
 
 from . import _errors, _wire
 from ._artefact import Progress, progress
-from ._connection import Connection, Lost, close_all
+from ._connection import Connection, Limit, Lost, close_all
 from ._connections import Connections
 from ._version import __version__
 
 # after this many seconds without a frame, a second connection checks that the daemon is alive
 SILENCE = 5.0
 SIGN_OF_LIFE = 2.0  # seconds for that check
+MAX_LATE = 1000  # progress frames that are read after the deadline; a socket holds fewer
 
 T = TypeVar("T")
 
@@ -54,14 +55,15 @@ class Call(Generic[T]):
     def _dial_again(self, lost: Lost) -> Connection:
         until = min(self.deadline, time.monotonic() + self.connections.restart_limit)
         pause = 0.01
-        tried = self.connections.restart_limit <= 0
-        # at least once, because this process itself may have been suspended
-        while not tried or time.monotonic() < until:
-            tried = True
+        last = False
+        while not last:
+            # One attempt after the limit, because this process itself may not have run.
+            last = time.monotonic() >= until
             with contextlib.suppress(_errors.NoDaemon):
                 return self._dial()
-            time.sleep(min(pause, max(0.0, until - time.monotonic())))
-            pause = min(2 * pause, 0.25)
+            if not last:
+                time.sleep(min(pause, max(0.0, until - time.monotonic())))
+                pause = min(2 * pause, 0.25)
         raise _errors.NoDaemon(
             "the connection to the daemon was lost during the request, and no daemon answers "
             f"now: {lost.text}"
@@ -100,25 +102,32 @@ class Call(Generic[T]):
         """Returns the next frame that is not Progress. If the daemon is silent for SILENCE seconds,
         checks that it is alive.
         """
+        late = 0
         while True:
-            limit = min(self.deadline, time.monotonic() + SILENCE)
-            if not connection.readable(limit):
+            if not connection.readable(min(self.deadline - time.monotonic(), SILENCE)):
                 self._check_alive(connection)
                 continue
             envelope, descriptors = connection.answer(self.deadline)
             if "progress" not in envelope:
                 return envelope, descriptors
             close_all(descriptors)
+            late += time.monotonic() >= self.deadline
+            if late > MAX_LATE:
+                raise _errors.DeadlineExceeded(f"{connection.path}: no answer in time")
             if self.progress is not None:
                 self.progress(progress(envelope["progress"]))
 
     def _check_alive(self, connection: Connection) -> None:
         if time.monotonic() >= self.deadline:
+            if connection.readable(0.0):
+                return
             raise _errors.DeadlineExceeded(f"{connection.path}: no answer in time")
-        limit = min(self.deadline, time.monotonic() + SIGN_OF_LIFE)
+        limit = Limit(self.deadline, SIGN_OF_LIFE)
         try:
             Connection(connection.path, limit, f"python epcache {__version__}").close()
         except _errors.Error as error:
+            if connection.readable(0.0):
+                return
             raise Lost(f"{connection.path}: the daemon no longer answers: {error.text}") from error
 
 

@@ -5,12 +5,14 @@ facts between requests.
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 from . import _autostart, _errors
-from ._connection import Connection, Lost
+from ._connection import Connection, Limit, Lost
 from ._request import Runtime
 from ._version import __version__
 
@@ -21,6 +23,9 @@ MAX_IDLE = 4  # connections kept for the next request
 # Seconds for which they are kept. A later request connects again, which takes less than a
 # millisecond, so that a suspended daemon is noticed within hello_limit and not after SILENCE.
 MAX_IDLE_AGE = 1.0
+# Seconds for which a daemon that answered counts as alive. It may take as long to answer again,
+# because the threads of one application may leave it no processor for longer than hello_limit.
+ALIVE_SECONDS = 1.0
 
 
 class Connections:
@@ -34,6 +39,8 @@ class Connections:
         self.restart_limit = restart_limit
         self._lock = _thread.allocate_lock()
         self._idle: list[Connection] = []  # guarded by _lock
+        # When a daemon last answered, by its socket, of time.monotonic().
+        self._heard: dict[str, float] = {}
         # The external data of a model, by the graph file's stamp, to send it with the first
         # request. Guarded by _lock.
         self._locations: OrderedDict[tuple[int, ...], list[str]] = OrderedDict()
@@ -48,22 +55,20 @@ class Connections:
         If there is no daemon, one is started, unless `patience` is None: the seconds that the start
         may take beyond hello_limit. Raises NoDaemon with all reasons.
         """
-        limit = min(deadline, time.monotonic() + self.hello_limit)
+        limit = Limit(deadline, self.hello_limit)
         tried, absent = [], True
         named = self._named()
         for path in [self.socket] if self.socket else default_sockets():
             system = path == SYSTEM_SOCKET
             try:
-                return self._reach(path, limit, deadline, bool(patience and not named))
+                return self._reach(path, limit, bool(patience and not named))
             except (Lost, _errors.DeadlineExceeded) as error:
                 tried.append(str(error))
                 absent = absent and _autostart.is_absent(path, error, system)
         if patience is not None and absent and not named and _autostart.enabled():
-            until = min(deadline, limit + patience)
+            until = min(deadline, time.monotonic() + limit.seconds + patience)
             try:
-                if connection := _autostart.connect(
-                    lambda path: self._dial(path, max(until, limit)), until
-                ):
+                if connection := _autostart.connect(self._dialer(until), until):
                     return connection
             except _errors.NoDaemon as error:
                 tried.append(error.text)
@@ -87,25 +92,36 @@ class Connections:
         """
         until = min(deadline, time.monotonic() + self.hello_limit + patience)
         try:
-            return _autostart.connect(lambda path: self._dial(path, until), until)
+            return _autostart.connect(self._dialer(until), until)
         except (_errors.NoDaemon, ImportError):  # the latter after dropping privileges
             return None
 
-    def _reach(self, path: str, limit: float, deadline: float, waits: bool) -> Connection:
+    def _reach(self, path: str, limit: Limit, waits: bool) -> Connection:
         """Returns a connection. A request that `waits` for a compile has a longer timeout for a new
-        daemon, which may be slow to answer.
+        daemon, which may be slow to answer, and each request for one that answered just now.
         """
         while True:
-            extra = _autostart.new_daemon_seconds(path) if waits else 0.0
+            extra = self._extra_seconds(path, waits)
             try:
-                return self._dial(path, max(limit, min(deadline, time.monotonic() + extra)))
+                longer = extra > limit.seconds
+                return self._dial(path, Limit(limit.deadline, extra) if longer else limit)
             except _errors.DeadlineExceeded:
-                # The daemon may have been started after the check.
-                if not waits or extra or not _autostart.new_daemon_seconds(path):
+                # The daemon may have been started, or have answered others, after the check.
+                if extra or not self._extra_seconds(path, waits):
                     raise
 
-    def _dial(self, path: str, limit: float) -> Connection:
-        return Connection(path, limit, f"python epcache {__version__}")
+    def _extra_seconds(self, path: str, waits: bool) -> float:
+        heard = time.monotonic() - self._heard.get(path, -math.inf) < ALIVE_SECONDS
+        new = _autostart.new_daemon_seconds(path) if waits else 0.0
+        return max(new, ALIVE_SECONDS if heard else 0.0)
+
+    def _dialer(self, until: float) -> Callable[[str], Connection]:
+        return lambda path: self._dial(path, Limit(until))
+
+    def _dial(self, path: str, limit: Limit) -> Connection:
+        connection = Connection(path, limit, f"python epcache {__version__}")
+        self._heard[path] = time.monotonic()
+        return connection
 
     def close(self) -> None:
         """Closes the idle connections. More can be made afterwards."""
@@ -134,6 +150,7 @@ class Connections:
 
     def give_back(self, connection: Connection) -> None:
         """Keeps a connection for the next request, or closes it."""
+        self._heard[connection.path] = time.monotonic()
         with self._lock:
             if len(self._idle) < MAX_IDLE:
                 self._idle.append(connection)

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _autostart, _errors, _machine, _worker
 from ._client import Client
-from ._connection import Connection
+from ._connection import Connection, Limit
 from ._connections import SOCKET_VARIABLE, SYSTEM_SOCKET, default_sockets
 from ._version import __version__
 
@@ -134,9 +134,8 @@ def _check_daemon(found: list[Finding], named: str) -> str:
     for path in [named] if named else default_sockets():
         started = time.monotonic()
         try:
-            connection = Connection(
-                path, started + CONNECT_LIMIT, f"python epcache {__version__} doctor"
-            )
+            limit = Limit(started + CONNECT_LIMIT)
+            connection = Connection(path, limit, f"python epcache {__version__} doctor")
         except _errors.Error as error:
             failed.append(str(error))
             absent = absent and _autostart.is_absent(path, error, path == SYSTEM_SOCKET)

@@ -68,8 +68,10 @@ class Subscription:
                 self._connection.close()
 
     def _next(self) -> Event:
-        while self._closed or not self._connection.readable(self._until):
+        while self._closed or not self._connection.readable(self._until - time.monotonic()):
             if self._closed or time.monotonic() >= self._until:
+                if not self._closed and self._connection.readable(0.0):
+                    break  # it came while this thread could not run
                 raise StopIteration
         try:
             envelope, descriptors = self._connection.answer(time.monotonic() + FRAME_LIMIT)

@@ -201,9 +201,9 @@ class _Process:
         rest, total = b"", 0
         while True:
             left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            if not poll.poll(min(left, 3600.0) * 1000):
+            if not poll.poll(max(0.0, min(left, 3600.0)) * 1000):
+                if left <= 0:  # nothing had come after the deadline
+                    raise TimeoutError
                 continue
             part = os.read(self._answers, 1 << 16)
             total += len(part)
@@ -223,11 +223,13 @@ class _Process:
         """Returns the exit status, None if other code of this process reaped it. Raises
         TimeoutError at the deadline.
         """
-        while not self._reap():
-            if time.monotonic() >= deadline:
+        while True:
+            late = time.monotonic() >= deadline
+            if self._reap():
+                return self._status
+            if late:
                 raise TimeoutError
             time.sleep(0.002)
-        return self._status
 
     def _reap(self) -> bool:
         if not self._reaped:

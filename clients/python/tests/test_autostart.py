@@ -19,7 +19,7 @@ from pathlib import Path
 import epcache
 import pytest
 from descriptors import open_descriptors
-from epcache import _autostart, _connections
+from epcache import _autostart, _connection, _connections
 from epcache._connection import Lost
 from directories import short_directory
 
@@ -347,10 +347,10 @@ def test_daemon_started_during_the_lookup_is_waited_for(
     """A daemon with many first requests is slow, and was not noticed as new before connecting."""
     limits: list[float] = []
 
-    def dial(self: _connections.Connections, path: str, limit: float) -> str:
+    def dial(self: _connections.Connections, path: str, limit: _connection.Limit) -> str:
         if str(home) not in path:
             raise Lost(f"connect to {path}")
-        limits.append(limit - time.monotonic())
+        limits.append(limit.left())
         state(home).mkdir(parents=True, exist_ok=True)
         Path(path).touch()
         if limits[-1] < 1:

@@ -18,7 +18,7 @@ from unittest import mock
 import epcache
 import pytest
 from descriptors import open_descriptors
-from epcache import _call, _connections
+from epcache import _connection, _call, _connections
 from epcache._connection import Connection
 from fake_daemon import HELLO, FakeDaemon, Peer, frame
 from test_client import REPLY, answer, connect, hits
@@ -37,19 +37,11 @@ class Waits:
         self._thread = threading.get_ident()
 
     def __enter__(self) -> None:
-        lost, readable, sleep = Connection._lost, Connection.readable, time.sleep
+        poll, sleep = Connection._poll, time.sleep
 
-        def losing(
-            connection: Connection, what: str, error: OSError, deadline: float
-        ) -> epcache.Error:
-            if isinstance(error, TimeoutError):
-                self.waited += connection._socket.gettimeout() or 0.0
-            return lost(connection, what, error, deadline)
-
-        def reading(connection: Connection, limit: float) -> bool:
-            left = limit - time.monotonic()
-            came = readable(connection, limit)
-            self.waited += 0.0 if came else max(0.0, left)
+        def polling(connection: Connection, event: int, seconds: float) -> bool:
+            came = poll(connection, event, seconds)
+            self.waited += 0.0 if came else max(0.0, seconds)
             return came
 
         def pausing(seconds: float) -> None:
@@ -58,8 +50,7 @@ class Waits:
             sleep(seconds)
 
         self._patched = contextlib.ExitStack()
-        self._patched.enter_context(mock.patch.object(Connection, "_lost", losing))
-        self._patched.enter_context(mock.patch.object(Connection, "readable", reading))
+        self._patched.enter_context(mock.patch.object(Connection, "_poll", polling))
         self._patched.enter_context(mock.patch.object(time, "sleep", pausing))
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -127,6 +118,51 @@ def test_slow_hello(model: str, view: Path) -> None:
     with FakeDaemon(script) as daemon, epcache.Client(daemon.path) as client:
         with Waits(AT_ONCE), pytest.raises(epcache.NoDaemon, match="no answer in time"):
             client.acquire(model, "E")
+
+
+def pause_after(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float) -> None:
+    """Has this process not run for a while after each call of that method of Connection."""
+    plain = getattr(Connection, name)
+
+    def pausing(*arguments: object) -> object:
+        result = plain(*arguments)
+        time.sleep(seconds)
+        return result
+
+    monkeypatch.setattr(Connection, name, pausing)
+
+
+@pytest.mark.parametrize("step", ["_connect", "_send", "_begin"])
+def test_time_in_which_the_client_does_not_run_is_not_the_daemons(
+    monkeypatch: pytest.MonkeyPatch, model: str, view: Path, step: str
+) -> None:
+    # Sessions use this limit. The daemon's script, in this process, needs far less.
+    monkeypatch.setattr(_connection, "FRAME_LIMIT", 0.05)
+    pause_after(monkeypatch, step, 0.2)
+    with FakeDaemon(hits(view)) as daemon, epcache.Client(daemon.path) as client:
+        assert client.acquire(model, "E").outcome == "hit"
+
+
+def test_answer_that_came_before_the_deadline_is_read_after_it(
+    monkeypatch: pytest.MonkeyPatch, model: str, view: Path
+) -> None:
+    pause_after(monkeypatch, "start", 0.6)
+    with FakeDaemon(hits(view)) as daemon, connect(daemon) as client:
+        client.acquire(model, "E", timeout=0.3).close()
+
+
+def test_progress_after_the_deadline_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.hello()
+        request = peer.acquire()
+        while True:
+            peer.send({"request": request["request"], "progress": {"phase": "compiling"}})
+
+    with FakeDaemon(script) as daemon, connect(daemon) as client:
+        with pytest.raises(epcache.DeadlineExceeded):
+            client.acquire(model, "E", timeout=0.3)
 
 
 def test_hello_limit_is_for_all_daemons_together(
