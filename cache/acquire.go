@@ -32,7 +32,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	defer t.End()
 	defer c.Store.Packer().BeginRequest()()
 	ctx = lookup.WithProgress(ctx, t)
-	at, err := request.NewAttempt(r, t)
+	at, err := request.NewAttempt(r.Canonical(c.runtimes), t)
 	if err != nil {
 		return nil, err
 	}

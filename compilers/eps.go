@@ -37,6 +37,8 @@ type EPInfo struct {
 	// Aliases are other values, in any case, of the attribute "source" of EPContext nodes that the
 	// EP accepts.
 	Aliases []string `toml:"aliases"`
+	// NamedByRegistration: the library has no name of its own, but takes that of its registration.
+	NamedByRegistration bool `toml:"named_by_registration"`
 	// DriverMetadata has keys of device metadata for the driver version, besides os_driver_version.
 	DriverMetadata []string `toml:"driver_metadata"`
 	// TargetAbsent is the device type on which the EP compiles for a device that the machine does
@@ -155,7 +157,8 @@ func EPNames() []string {
 	return slices.Sorted(maps.Keys(epTable.eps))
 }
 
-func epOfLibrary(file string) (string, bool) {
+// EPOfLibrary returns the known EP whose libraries have such a file name.
+func EPOfLibrary(file string) (string, bool) {
 	epTable.RLock()
 	defer epTable.RUnlock()
 	for name, info := range epTable.eps {

@@ -138,7 +138,7 @@ func findEPs(dirs []string) []EPLibrary {
 	for _, dir := range dirs {
 		entries, _ := os.ReadDir(dir) // most of the places do not exist
 		for _, e := range entries {
-			ep, ok := epOfLibrary(e.Name())
+			ep, ok := EPOfLibrary(e.Name())
 			if !ok || slices.ContainsFunc(libs, func(l EPLibrary) bool { return l.EP == ep }) {
 				continue
 			}
@@ -271,7 +271,7 @@ func LibrariesBeside(library string) []string {
 // IsForeign reports files of ONNX Runtime and other EPs, which belong to no library beside them.
 func IsForeign(file string) bool {
 	base := filepath.Base(file)
-	if _, isEP := epOfLibrary(base); isEP {
+	if _, isEP := EPOfLibrary(base); isEP {
 		return true
 	}
 	return ortName.MatchString(base) || base == "libonnxruntime_providers_shared.so" ||

@@ -235,11 +235,12 @@ func (l *Lookup) FillAnswer(a *request.Answer, at *request.Attempt) *request.Ans
 	}
 	a.ProviderOptions = make(map[string]map[string]string, len(at.EPs))
 	for _, ep := range at.Plan.EPs {
-		a.ProviderOptions[ep.Name] = ep.Options
+		options := ep.Options
 		if loads := at.Superseded.Loads[ep.Name]; len(loads) > 0 {
-			a.ProviderOptions[ep.Name] = maps.Clone(ep.Options)
-			maps.Copy(a.ProviderOptions[ep.Name], loads)
+			options = maps.Clone(options)
+			maps.Copy(options, loads)
 		}
+		a.ProviderOptions[cmp.Or(at.Named[ep.Name], ep.Name)] = options
 	}
 	a.Warnings = append(a.Warnings, at.Superseded.Warnings...)
 	return a

@@ -111,7 +111,7 @@ func (s *Store) Problems() (lines []string) {
 // packed or the image has no views. Then Open reads the files, and Unpack makes a view elsewhere.
 func (s *Store) Find(ctx context.Context, r *request.Request,
 	build string) (*request.Answer, error) {
-	at, err := request.NewAttempt(r, jobs.NewProgressReporter(nil, time.Now()))
+	at, err := request.NewAttempt(r.Canonical(nil), jobs.NewProgressReporter(nil, time.Now()))
 	if err != nil {
 		return nil, err
 	}

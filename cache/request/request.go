@@ -55,6 +55,10 @@ type Request struct {
 
 	identity.CompileTerms
 
+	// Named has, by canonical name, the names under which the application registered execution
+	// providers; nil if it used the canonical ones.
+	Named map[string]string
+
 	Runtime   runtimes.Ref
 	StrictORT bool
 	OnMiss    OnMiss
@@ -83,6 +87,18 @@ type Request struct {
 func (r *Request) RuntimeWanted() *runtimes.Wanted {
 	return &runtimes.Wanted{Ref: r.Runtime, EPs: r.EPs, UID: r.Peer.UID, StrictORT: r.StrictORT,
 		MayClaim: r.OnMiss == Wait && len(r.Group) == 0 && r.Store != "none"}
+}
+
+// Canonical returns the request with the canonical names of its execution providers. known may be
+// nil.
+func (r *Request) Canonical(known *runtimes.Set) *Request {
+	eps, ref, named := known.Rename(r.EPs, r.Runtime)
+	if named == nil {
+		return r
+	}
+	out := *r
+	out.EPs, out.Runtime, out.Named = eps, ref, named
+	return &out
 }
 
 // Models returns the number of models.

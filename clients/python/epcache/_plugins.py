@@ -50,6 +50,8 @@ _DEVICE = re.compile(r"(CPU|GPU|NPU)(\.\d+)?")
 _LIBRARY_OPTIONS = {
     "QNNExecutionProvider": LibraryOption("backend_path", "libQnnHtp.so", "backend_type")
 }
+# Libraries without a name of their own: their provider has the name of its registration.
+_NAMED_BY_REGISTRATION = {"libonnxruntime_providers_qnn.so": "QNNExecutionProvider"}
 
 # The libraries that this process registered, by execution provider. The descriptor is that of the
 # loaded file and stays open, because the file at the path may be replaced before a request.
@@ -71,8 +73,11 @@ class Plugin:
         own plugin.
         """
         result = dict(given)
-        option = _LIBRARY_OPTIONS.get(self.ep.name)
-        if option is None or self.library is None:
+        if self.library is None:
+            return result
+        file = os.path.basename(self.library.path)
+        option = _LIBRARY_OPTIONS.get(_NAMED_BY_REGISTRATION.get(file, self.ep.name))
+        if option is None:
             return result
         if option.unless not in result:
             result.setdefault(option.name, option.default)

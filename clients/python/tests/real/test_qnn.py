@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 import reference
 from daemon import Daemon
 
+PYTHON_CLIENT = Path(__file__).resolve().parents[2]
 QNN = "QNNExecutionProvider"
 TARGET = (f"{QNN}:CPU", {"soc_model": "60", "enable_htp_fp16_precision": "1"})
 
@@ -89,3 +93,41 @@ def test_another_library_is_another_build(application: Callable[..., list[dict[s
     assert older["build"] == again["build"] != newer["build"]
     (back,) = application("qnn-2.7.0", "tiny-convolution")
     assert (back["outcome"], back["build"]) == ("hit", newer["build"])
+
+
+REGISTERED = """
+import sys, numpy, onnxruntime as ort, onnxruntime_qnn, epcache
+name, model = sys.argv[1:]
+ort.register_execution_provider_library(name, onnxruntime_qnn.get_library_path())
+devices = [d for d in ort.get_ep_devices() if d.ep_name == name and d.device.type.name == "CPU"]
+options = epcache.SessionOptions()
+options.add_provider_for_devices(
+    devices[:1], {"soc_model": "60", "enable_htp_fp16_precision": "1"}
+)
+session = epcache.InferenceSession(model, options)
+print(session.epcache.outcome, session.epcache.why)
+print(session.get_providers()[0], session.epcache.request_key)
+"""
+
+
+def test_a_library_is_known_under_any_registration(
+    daemon: Daemon, runtime: Callable[[str], Path], models: Any
+) -> None:
+    """QNN takes its provider's name from the registration; the builds are the same."""
+
+    def session(name: str) -> list[str]:
+        environment = {
+            **os.environ,
+            "EPCACHE_SOCKET": daemon.socket,
+            "PYTHONPATH": f"{runtime('qnn-2.7.0')}:{PYTHON_CLIENT}",
+        }
+        command = [sys.executable, "-c", REGISTERED, name, str(models.path("tiny-mlp"))]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        return [lines[-2].split()[0], *lines[-1].split()]
+
+    outcome, _, key = session(QNN)
+    assert outcome in ("compiled", "hit")
+    for name in ("QNN", "anything"):
+        assert session(name) == ["hit", name, key]
