@@ -25,8 +25,9 @@ const module = "github.com/epcached/epcached/"
 // with, is a leaf and imports nothing of ours. A package that is not listed fails, so that it is
 // thought about.
 var allowed = map[string][]string{
-	"internal/bytesize": {},
-	"portable":          {}, // what travels: no store, no daemon
+	"internal/bytesize":  {},
+	"internal/printable": {},
+	"portable":           {}, // what travels: no store, no daemon
 	// the daemon's side of the helper that has the network; it has none itself
 	"remote":             {"portable"},
 	"cas":                {"internal/keyed", "internal/parallel"},
@@ -183,19 +184,21 @@ var allowed = map[string][]string{
 		"unixsock/wire"},
 	"cmd/epcachectl/internal/exit": {"cas", "unixsock", "internal/modelname",
 		"internal/suggest"},
-	"cmd/epcachectl/internal/jsonout": {},
+	"cmd/epcachectl/internal/jsonout": {"internal/printable"},
 	"cmd/epcachectl/internal/modelfile": {"cas", "clients/epcache", "cmd/epcachectl/internal/exit",
 		"cmd/epcachectl/internal/term",
 		"epmodel",
 		"unixsock", "internal/modelname"},
 	"cmd/epcachectl/internal/modelpackage": {"portable"},
 	"cmd/epcachectl/internal/program": {"cmd/epcachectl/internal/exit",
-		"cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "unixsock/wire"},
+		"cmd/epcachectl/internal/jsonout", "cmd/epcachectl/internal/term", "internal/printable",
+		"unixsock/wire"},
 	"cmd/epcachectl/internal/remotes": {"cmd/epcachectl/internal/cli",
 		"cmd/epcachectl/internal/exit", "cmd/epcachectl/internal/jsonout",
 		"cmd/epcachectl/internal/term", "portable", "unixsock", "unixsock/wire"},
 	"cmd/epcachectl/internal/term": {"cmd/epcachectl/internal/exit",
-		"cmd/epcachectl/internal/jsonout", "internal/bytesize", "unixsock/wire"},
+		"cmd/epcachectl/internal/jsonout", "internal/bytesize", "internal/printable",
+		"unixsock/wire"},
 	"cmd/epcached": {"store", "cache", "cache/request", "cache/failure",
 		"cache/rules", "cache/runtimes", "cache/upkeep", "cache/layer",
 		"cmd/epcached/internal/backend",
@@ -208,7 +211,7 @@ var allowed = map[string][]string{
 		"internal/apierr", "internal/keyed", "internal/parallel", "store", "unixsock",
 		"unixsock/wire", "cache/claims"},
 	"cmd/epcached/internal/idle": {"unixsock"},
-	"cmd/epcached/internal/logs": {},
+	"cmd/epcached/internal/logs": {"internal/printable"},
 	"cmd/epcached/internal/reload": {"cache", "cache/query", "cache/rules",
 		"cmd/epcached/internal/systemd", "internal/config", "internal/watch"},
 	"cmd/epcached/internal/systemd": {},
@@ -229,8 +232,8 @@ var allowed = map[string][]string{
 	"clients/epcache":                        {"unixsock", "unixsock/wire"},
 	"clients/conformance/drivers/epcachectl": {},
 	"cmd/epcached-ort": {"compilers/workerproto", "compilers/ort",
-		"internal/sharedlib"},
-	"cmd/epcached-remote": {"portable", "remote"},
+		"internal/printable", "internal/sharedlib"},
+	"cmd/epcached-remote": {"portable", "remote", "internal/printable"},
 	"cache": {
 		"cache/answer",
 		"cache/build",

@@ -80,6 +80,7 @@ func storedNames(ctx context.Context, a *cli.Call, jobs bool) (names []string) {
 		}
 		return nil
 	})
+	names = slices.DeleteFunc(names, func(name string) bool { return term.Printable(name) != name })
 	slices.Sort(names)
 	return slices.Compact(names)
 }

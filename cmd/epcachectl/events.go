@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -86,11 +85,7 @@ func printEvent(a *cli.Call, e *wire.Event) error {
 		a.Print.Line("%s", eventLine(a.Print, e))
 		return nil
 	}
-	a.Print.Clear()
-	// not the printer's encoder, because each event is one line
-	enc := json.NewEncoder(a.Print.Out)
-	enc.SetEscapeHTML(false)
-	return enc.Encode(jsonout.Of(e))
+	return a.Print.JSONLine(jsonout.Of(e)) // each event is one line
 }
 
 func eventLine(p *term.Printer, e *wire.Event) string {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -176,10 +175,11 @@ func watchStatus(ctx context.Context, a *cli.Call, every time.Duration) error {
 // redrawStatus redraws the screen of a terminal; elsewhere it prints an empty line in between.
 func redrawStatus(a *cli.Call, s *wire.StatusReply, h *wire.HelloReply, first bool) error {
 	if a.JSON {
-		return json.NewEncoder(a.Print.Out).Encode(statusOf(s, h))
+		return a.Print.JSONLine(statusOf(s, h))
 	}
 	if term.IsTerminal(a.Print.Out) {
-		a.Print.Line("\x1b[H\x1b[2J%s", time.Now().Format(time.RFC3339))
+		a.Print.Home()
+		a.Print.Line("%s", time.Now().Format(time.RFC3339))
 	} else if !first {
 		a.Print.Line("")
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/epcached/epcached/compilers/ort"
 	"github.com/epcached/epcached/compilers/workerproto"
+	"github.com/epcached/epcached/internal/printable"
 )
 
 const requestFD, answerFD = 3, 4
@@ -149,7 +150,7 @@ Examples:
 func main() { os.Exit(run(os.Args[1:])) }
 
 func failed(status int, err error) int {
-	fmt.Fprintln(os.Stderr, "epcached-ort:", err)
+	fmt.Fprintln(os.Stderr, "epcached-ort:", printable.Text(err.Error()))
 	return status
 }
 

@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/epcached/epcached/internal/printable"
 )
 
 var version = "0.1.0-dev"
@@ -30,11 +32,16 @@ the text in $DOCKER_AUTH_CONFIG, and the config.json in $DOCKER_CONFIG or ~/.doc
 its credential helpers are called.
 `
 
+// report prints an error, which may have text of a remote.
+func report(to io.Writer, err error) {
+	fmt.Fprintln(to, "epcached-remote:", printable.Text(err.Error()))
+}
+
 func run(args []string, out, errs io.Writer) int {
 	switch {
 	case len(args) == 1 && args[0] == "serve":
 		if err := serve(); err != nil {
-			fmt.Fprintln(errs, "epcached-remote:", err)
+			report(errs, err)
 			return 1
 		}
 		return 0

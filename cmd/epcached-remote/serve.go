@@ -135,7 +135,7 @@ func (s *server) run(accept func() (*net.UnixConn, error), from io.Closer) error
 			s.slots <- struct{}{}
 			defer func() { <-s.slots }()
 			if err := s.answer(ctx, conn); err != nil {
-				fmt.Fprintln(os.Stderr, "epcached-remote:", err)
+				report(os.Stderr, err)
 			}
 		})
 	}

@@ -68,9 +68,9 @@ def run(socket: str, as_json: bool, application: bool) -> int:
         )
     else:
         for one in sorted(found, key=lambda one: (PROBLEM, WARNING, OK).index(one.severity)):
-            print(f"{one.severity:8} {one.subject}: {one.text}")
+            print(_errors.printable(f"{one.severity:8} {one.subject}: {one.text}"))
             if one.hint:
-                print(f"{'':8} -> {one.hint}")
+                print(_errors.printable(f"{'':8} -> {one.hint}"))
         problems, warnings = (
             f"{number} {what}{'' if number == 1 else 's'}"
             for what, number in counts.items()

@@ -7,6 +7,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
+def printable(text: str) -> str:
+    """Returns the text with escapes instead of characters that could control a terminal or reorder
+    what it shows. The names of models and the messages of execution providers may have these.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 class Error(Exception):
     """The base class of this package's errors.
 
@@ -15,9 +26,9 @@ class Error(Exception):
     """
 
     def __init__(self, text: str, hint: str = "", facts: Mapping[str, str] | None = None) -> None:
-        super().__init__(f"{text} ({hint})" if hint else text)
-        self.text = text
-        self.hint = hint
+        self.text = printable(text)
+        self.hint = printable(hint)
+        super().__init__(f"{self.text} ({self.hint})" if hint else self.text)
         self.facts = dict(facts or {})
 
 

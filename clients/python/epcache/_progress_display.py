@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 from ._artefact import Progress
+from ._errors import printable
 
 Progressing = Union[Callable[[Progress], None], bool, None]
 
@@ -34,7 +35,7 @@ class _View:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name = printable(name)
         self._bar: Any = None
         self._phase = ""
         self._plain = False
@@ -69,7 +70,7 @@ class _View:
             bar.bar_format = "{desc}: {bar} {n:.1f} s of about {total:.0f} s{postfix}"
         # If it takes longer than estimated, the bar stays full.
         bar.total = max(estimate, progress.elapsed_seconds) if estimate > 0 else None
-        bar.set_postfix_str(progress.phase, refresh=False)
+        bar.set_postfix_str(printable(progress.phase), refresh=False)
         bar.n = progress.elapsed_seconds
         bar.refresh()
 
@@ -82,7 +83,7 @@ def _text(progress: Progress) -> str:
     about = (
         f", about {progress.estimate_seconds:.0f} s in all" if progress.estimate_seconds > 0 else ""
     )
-    return f"{progress.phase}{about}"
+    return f"{printable(progress.phase)}{about}"
 
 
 def model_name(model: object) -> str:

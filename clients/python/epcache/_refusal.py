@@ -42,7 +42,7 @@ class Decision:
 
     def __str__(self) -> str:
         text = f"{self.decision}: {self.text}" if self.text else self.decision
-        return f"{text} ({self.hint})" if self.hint else text
+        return _errors.printable(f"{text} ({self.hint})" if self.hint else text)
 
 
 def decision(message: _wire.Message) -> Decision:

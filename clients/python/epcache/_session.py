@@ -125,7 +125,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         if falls_back:
             self.enable_fallback()
         if text := self._warning(client):
-            warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
+            warnings.warn(_errors.printable(text), _errors.EpcacheWarning, stacklevel=2)
 
     def _begin(self, wanted: SessionRequest) -> None:
         """Sets the request; _load makes the session itself."""

@@ -78,7 +78,7 @@ class SessionGroup(Sequence[InferenceSession]):
                     asked, deadline, on_miss=on_miss, store=store, progress=step
                 )
         if text := self._sessions[0]._warning(client):
-            warnings.warn(text, _errors.EpcacheWarning, stacklevel=2)
+            warnings.warn(_errors.printable(text), _errors.EpcacheWarning, stacklevel=2)
 
     @overload
     def __getitem__(self, index: int) -> InferenceSession: ...

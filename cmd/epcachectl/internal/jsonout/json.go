@@ -4,12 +4,16 @@ package jsonout
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf16"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/epcached/epcached/internal/printable"
 )
 
 // Object is a JSON object as --json prints it.
@@ -100,11 +104,30 @@ func Record(record string) any {
 }
 
 // Indented returns a value as JSON with a final newline. All lines but the first have the prefix.
-func Indented(prefix string, v any) ([]byte, error) {
+func Indented(prefix string, v any) ([]byte, error) { return encode(v, prefix, "  ") }
+
+// Line returns a value as JSON in one line.
+func Line(v any) ([]byte, error) { return encode(v, "", "") }
+
+// encode writes characters that are not printable as escapes, because people see JSON on terminals
+// too. Outside of strings JSON has none but newlines.
+func encode(v any, prefix, indent string) ([]byte, error) {
 	var text bytes.Buffer
 	enc := json.NewEncoder(&text)
-	enc.SetIndent(prefix, "  ")
+	enc.SetIndent(prefix, indent)
 	enc.SetEscapeHTML(false)
-	err := enc.Encode(v)
-	return text.Bytes(), err
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	var out []byte
+	for _, r := range text.String() {
+		if one := string(r); printable.Text(one) == one {
+			out = append(out, one...)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			out = fmt.Appendf(out, `\u%04x`, unit)
+		}
+	}
+	return out, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/internal/printable"
 )
 
 // Summary is the output of run --json. Scripts depend on the names of its fields.
@@ -97,7 +98,7 @@ func (s *Summary) WriteFile(path string, asJSON bool) error {
 	if asJSON {
 		err = s.WriteJSON(f)
 	} else {
-		_, err = io.WriteString(f, strings.Join(s.Lines(true), "\n")+"\n")
+		_, err = io.WriteString(f, printable.Text(strings.Join(s.Lines(true), "\n"))+"\n")
 	}
 	return cmp.Or(err, f.Close())
 }

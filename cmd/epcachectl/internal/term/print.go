@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
@@ -21,6 +20,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/internal/bytesize"
+	"github.com/epcached/epcached/internal/printable"
 )
 
 // Printer prints all output of epcachectl. A message is "epcachectl: operation "object": cause",
@@ -122,19 +122,23 @@ func (p *Printer) Note(text string) {
 func (p *Printer) message(colour, kind, text string) {
 	begin := "epcachectl: " + kind
 	if !p.Terminal {
-		fmt.Fprintf(p.Err, "%s%s\n", begin, text)
+		fmt.Fprintf(p.Err, "%s%s\n", begin, p.clean(text))
 		return
 	}
-	fmt.Fprintln(p.Err, wrap(p.paint(colour, begin)+text, p.width()))
+	fmt.Fprintln(p.Err, wrap(p.clean(p.paint(colour, begin)+text), p.width()))
 }
 
 // Line prints a line of a result.
 func (p *Printer) Line(format string, args ...any) {
 	// the reader has closed the pipe
-	_ = p.Result([]byte(wrap(fmt.Sprintf(format, args...), p.Width) + "\n"))
+	_ = p.Result([]byte(wrap(p.clean(fmt.Sprintf(format, args...)), p.Width) + "\n"))
 }
 
-// Result writes a part of a result, after removing the progress display.
+// Home clears the terminal that results go to, for the next line to be its first.
+func (p *Printer) Home() { _ = p.Result([]byte("\x1b[H\x1b[2J")) } // as in Line
+
+// Result writes a part of a result, after removing the progress display. Its text is written as it
+// is: text of foreign origin is printed by Line, Table or JSON.
 func (p *Printer) Result(text []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,6 +148,15 @@ func (p *Printer) Result(text []byte) error {
 	p.printed = p.printed || len(text) > 0
 	_, err := p.Out.Write(text)
 	return err
+}
+
+// JSONLine prints one result of many for scripts.
+func (p *Printer) JSONLine(v any) error {
+	text, err := jsonout.Line(v)
+	if err != nil {
+		return err
+	}
+	return p.Result(text)
 }
 
 // JSON prints a result for scripts.
@@ -184,7 +197,7 @@ func (p *Printer) progress(lines []string) {
 			text += "\n"
 		}
 		// a line that wraps would need two to be erased
-		text += ansi.Truncate(line, max(0, width-1), "")
+		text += ansi.Truncate(p.clean(line), max(0, width-1), "")
 	}
 	p.progressLines = len(lines)
 	fmt.Fprint(p.Err, text)
@@ -213,10 +226,10 @@ func (p *Printer) Clear() {
 	}
 }
 
-// Printable quotes a name with characters that are not printable, such as escape sequences, because
-// they could control the terminal.
+// Printable quotes a name with characters that are not printable, newlines too, so that its end can
+// be seen. All output is cleaned in any case.
 func Printable(name string) string {
-	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	if printable.Text(name) != name || strings.ContainsAny(name, "\n\t") {
 		return strconv.Quote(name)
 	}
 	return name
@@ -287,7 +300,7 @@ func Time(ms int64) string {
 // Ask prints a question; the caller reads the answer.
 func (p *Printer) Ask(question string) {
 	p.Clear()
-	fmt.Fprintf(p.Err, "epcachectl: %s [y/N] ", question)
+	fmt.Fprintf(p.Err, "epcachectl: %s [y/N] ", p.clean(question))
 }
 
 // Printables quotes names as Printable does.

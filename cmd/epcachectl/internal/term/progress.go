@@ -77,8 +77,8 @@ func (s *Phases) Phase(name string, p *wire.Progress) {
 		if usual := Milliseconds(p.GetEstimateMs()); usual > 0 {
 			text += ", about " + RoundSeconds(usual) + " in all"
 		}
-		fmt.Fprintf(s.print.Err, "epcachectl: %s %s%s\n", Printable(p.GetPhase()),
-			Printable(name), text)
+		fmt.Fprintf(s.print.Err, "epcachectl: %s\n",
+			s.print.clean(p.GetPhase()+" "+Printable(name)+text))
 	}
 	r.last, r.at = p, time.Now()
 }

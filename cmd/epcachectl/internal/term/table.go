@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/charmbracelet/x/ansi"
+
+	"github.com/epcached/epcached/internal/printable"
 )
 
 // Columns prints rows of equal length as a table, some rows at a time. Later rows can make a column
@@ -38,6 +41,8 @@ func (c *Columns) Print(rows [][]string) error {
 	for _, row := range rows {
 		c.widths = append(c.widths, make([]int, max(0, len(row)-len(c.widths)))...)
 		for i, cell := range row {
+			cell = strings.ReplaceAll(c.p.clean(cell), "\n", `\n`)
+			row[i] = cell
 			c.widths[i] = max(c.widths[i], ansi.StringWidth(cell))
 		}
 	}
@@ -180,13 +185,31 @@ const (
 	yellow = "33"
 	cyan   = "36"
 	bold   = "1"
+	plain  = "0"
 )
+
+// marks stand for the sequences that select colours until text is cleaned. They are private-use
+// characters, so that escape sequences in text of foreign origin are told from ours.
+var marks = map[string]rune{plain: '\uE001', red: '\uE002', green: '\uE003', yellow: '\uE004',
+	cyan: '\uE005', bold: '\uE006'}
+
+// clean returns the text as it is printed: without control characters that are not our own.
+func (p *Printer) clean(text string) string {
+	if !p.coloured {
+		return printable.Text(text)
+	}
+	text = printable.Text(text, slices.Collect(maps.Values(marks))...)
+	for code, mark := range marks {
+		text = strings.ReplaceAll(text, string(mark), "\x1b["+code+"m")
+	}
+	return text
+}
 
 func (p *Printer) paint(code, text string) string {
 	if !p.coloured || code == "" {
 		return text
 	}
-	return "\x1b[" + code + "m" + text + "\x1b[0m"
+	return string(marks[code]) + printable.Text(text) + string(marks[plain])
 }
 
 // Bold returns a heading of a result, in bold type if results go to a terminal.

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/coreos/go-systemd/v22/journal"
+
+	"github.com/epcached/epcached/internal/printable"
 )
 
 // New returns a logger of text lines, of which each user causes few at a time. In systemd's journal
@@ -60,6 +62,7 @@ func priority(level slog.Level) string {
 
 // WriteFatal writes the error that ends the program.
 func WriteFatal(w io.Writer, text string) {
+	text = printable.Text(text)
 	if isJournal(w) {
 		text = priority(slog.LevelError) + strings.ReplaceAll(text, "\n",
 			"\n"+priority(slog.LevelError))
