@@ -185,7 +185,9 @@ type Kind struct {
 
 // Finding is the result of one operation of Check.
 type Finding struct {
-	Name string // "read", "write", "create-only", "if-match", "range", "list", "referrers", "clock"
+	// "read", "look-up", "versions", "write", "create-only", "if-match", "range", "list",
+	// "referrers", "clock"
+	Name string
 	OK   bool
 	Text string // the result and its consequence
 }

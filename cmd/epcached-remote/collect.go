@@ -106,7 +106,7 @@ func (g *collection) mark(ctx context.Context) (cards []found, err error) {
 
 func (g *collection) markCard(ctx context.Context, name string) error {
 	raw, _, err := small(ctx, g.engine, name, remote.MaxCard)
-	if err != nil && isClass(err, remote.ErrMissing) {
+	if isClass(err, remote.ErrMissing) {
 		return nil // it was removed in the meantime
 	}
 	var card *portable.Card
@@ -165,7 +165,7 @@ func (g *collection) sweep(ctx context.Context, k *remote.Kind, objects []found,
 				return nil
 			}
 			err := g.engine.remove(limited, o.name)
-			if err != nil && isClass(err, remote.ErrMissing) {
+			if isClass(err, remote.ErrMissing) {
 				return nil
 			}
 			return err

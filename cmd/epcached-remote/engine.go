@@ -86,7 +86,8 @@ func classify(err error) *remote.Error {
 	return fail("unreachable", "%s", text)
 }
 
-func isClass(err error, class error) bool { return errors.Is(classify(err), class) }
+// isClass reports whether there is an error, and of that class.
+func isClass(err error, class error) bool { return err != nil && errors.Is(classify(err), class) }
 
 // transient reports whether the same request may succeed at once.
 func transient(ctx context.Context, err error) bool {

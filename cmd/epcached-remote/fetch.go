@@ -38,7 +38,7 @@ type place struct{ file, chunk int }
 // range, and files without a chunk list whole.
 func (s *store) fetch(ctx context.Context, c *call) (err error) {
 	defer func() {
-		if err != nil && isClass(err, remote.ErrMissing) {
+		if isClass(err, remote.ErrMissing) {
 			err = fail("missing", "the remote lacks a blob of its card: %v", classify(err).Text)
 		}
 	}()

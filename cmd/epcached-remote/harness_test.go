@@ -307,6 +307,8 @@ func (s *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !ok:
 		w.WriteHeader(http.StatusNotFound)
+	case r.URL.Query().Has("versioning"):
+		fmt.Fprint(w, "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>")
 	case r.URL.Query().Has("list-type"):
 		s.list(w, r.URL.Query().Get("prefix"))
 	case r.Method == http.MethodPut:

@@ -339,7 +339,7 @@ func (g *registry) current(ctx context.Context, old []ocispec.Descriptor, withou
 		}
 		all.Go(func() error {
 			o, err := g.ask(limited, http.MethodHead, "manifests/"+tag, 0, -1)
-			if err != nil && isClass(err, remote.ErrMissing) {
+			if isClass(err, remote.ErrMissing) {
 				return nil
 			}
 			if err == nil && digest.Digest(o.etag).Validate() == nil {
@@ -417,11 +417,11 @@ func isManifest(f *os.File, size int64) bool {
 // check tries the operations that the daemon needs on a registry. It leaves the tag "check" behind.
 func (g *registry) check(ctx context.Context) (found findings, err error) {
 	err = g.read(ctx, "manifests/"+checkTag, new(ocispec.Manifest))
-	if err != nil && isClass(err, remote.ErrUnreachable) {
+	if isClass(err, remote.ErrUnreachable) {
 		found.add("read", err, "", "every look-up is a miss")
 		return found, err
 	}
-	if err != nil && isClass(err, remote.ErrMissing) {
+	if isClass(err, remote.ErrMissing) {
 		err = nil // it is the first time
 	}
 	found.add("read", err, "manifests can be read", "every look-up is a miss")
@@ -446,7 +446,7 @@ func (g *registry) check(ctx context.Context) (found findings, err error) {
 // referrers fails if the registry does not list what refers to a manifest.
 func (g *registry) referrers(ctx context.Context, m digest.Digest) error {
 	err := g.read(ctx, "referrers/"+m.String(), new(ocispec.Index))
-	if err != nil && isClass(err, remote.ErrMissing) {
+	if isClass(err, remote.ErrMissing) {
 		return errors.New("the registry has no referrers API")
 	}
 	return err

@@ -291,7 +291,8 @@ func TestCheckSaysWhatFollowsFromARegistry(t *testing.T) {
 				can[one.Name] = one.OK
 			}
 			require.Equal(t, map[string]bool{"read": true, "write": true, "create-only": false,
-				"range": true, "referrers": referrers, "clock": true}, can, "%+v", found)
+				"range": true, "referrers": referrers, "clock": true, "look-up": true},
+				can, "%+v", found)
 		}
 		require.Len(t, f.registry.tags, 1, "it leaves one tag")
 	}

@@ -211,6 +211,13 @@ func (s *s3) walk(ctx context.Context, prefix string,
 	return ctx.Err()
 }
 
+// versioned reports whether the bucket keeps objects that were replaced or removed. It fails where
+// the credentials may not ask for that.
+func (s *s3) versioned(ctx context.Context) (bool, error) {
+	v, err := s.core.Client.GetBucketVersioning(ctx, s.bucket)
+	return v.Enabled(), failed(err)
+}
+
 func (s *s3) remove(ctx context.Context, name string) error {
 	return failed(s.core.RemoveObject(ctx, s.bucket, s.key(name), minio.RemoveObjectOptions{}))
 }

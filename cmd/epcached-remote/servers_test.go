@@ -131,7 +131,7 @@ func withRegistry(t *testing.T, registry string, config remote.Config) {
 	}
 	found, err := c.Check(t.Context(), name)
 	require.NoError(t, err)
-	require.Len(t, found, 6)
+	require.Len(t, found, 7)
 	for _, one := range found {
 		require.Equal(t, !slices.Contains(lacks, one.Name), one.OK, "%+v", one)
 	}
@@ -190,7 +190,7 @@ func withServer(t *testing.T, config remote.Config) {
 	for _, one := range found {
 		require.True(t, one.OK, "%+v", one)
 	}
-	require.Len(t, found, 7)
+	require.Len(t, found, 8)
 
 	e := export(t, randomBytes(1, 20<<20))
 	sent, put := e.publish(t, c)

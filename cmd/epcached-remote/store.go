@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -163,7 +164,7 @@ func (s *store) look(ctx context.Context, key remote.Key) ([][]byte, error) {
 func worst(errs []error) error {
 	for _, class := range []error{remote.ErrUnreachable, remote.ErrDamaged, remote.ErrRefused} {
 		for _, err := range errs {
-			if err != nil && isClass(err, class) {
+			if isClass(err, class) {
 				return err
 			}
 		}
@@ -368,7 +369,7 @@ func (s *store) renew(ctx context.Context, r *remote.Request) (string, error) {
 			switch {
 			case err == nil && o.size >= 0 && o.size != d.Size:
 				err = fail("missing", "blob %s has %d bytes, not %d", d.Digest, o.size, d.Size)
-			case err != nil && isClass(err, remote.ErrRefused): // see remote.ErrRefused
+			case isClass(err, remote.ErrRefused): // see remote.ErrRefused
 				err = fail("missing", "blob %s: %v", d.Digest, err)
 			case err == nil && s.old(o):
 				err = s.engine.touch(limited, blobName(d.Digest), o.size)
@@ -489,9 +490,9 @@ func (s *store) lease(ctx context.Context, l *remote.LeaseRequest) (*remote.Leas
 		}
 		raw, o, err := small(ctx, s.engine, name, maxLease)
 		switch {
-		case err != nil && isClass(err, remote.ErrMissing) && (l.Release || !can.CreateOnly):
+		case isClass(err, remote.ErrMissing) && (l.Release || !can.CreateOnly):
 			return notOffered, nil
-		case err != nil && isClass(err, remote.ErrMissing):
+		case isClass(err, remote.ErrMissing):
 			continue // removed between the two calls
 		case err != nil:
 			return nil, err
@@ -536,7 +537,7 @@ func (s *store) held(ctx context.Context, name string, l *remote.LeaseRequest, h
 	}
 	err := s.put(ctx, name, encode(next), condition{match: o.etag})
 	switch {
-	case errors.Is(err, errExists), err != nil && isClass(err, remote.ErrMissing):
+	case errors.Is(err, errExists), isClass(err, remote.ErrMissing):
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -568,11 +569,14 @@ func (f *findings) add(name string, bad error, good, follows string) {
 // all.
 func (s *store) check(ctx context.Context) (found findings, err error) {
 	if s.registry != nil {
-		return s.registry.check(ctx)
+		if found, err = s.registry.check(ctx); err == nil {
+			found.addColdLook(ctx, s.config)
+		}
+		return found, err
 	}
 	add := found.add
 	_, _, err = small(ctx, s.engine, layoutName, 1<<10)
-	if err != nil && isClass(err, remote.ErrUnreachable) {
+	if isClass(err, remote.ErrUnreachable) {
 		add("read", err, "", "every look-up is a miss")
 		return found, err
 	}
@@ -581,7 +585,16 @@ func (s *store) check(ctx context.Context) (found findings, err error) {
 	}
 	add("read", err, "objects can be read", "every look-up is a miss; on S3, without the right to "+
 		"list (s3:ListBucket), so are objects that are missing")
+	found.addColdLook(ctx, s.config)
 	can := s.engine.can()
+	if v, is := s.engine.(interface {
+		versioned(ctx context.Context) (bool, error)
+	}); is {
+		if kept, err := v.versioned(ctx); err == nil && kept {
+			add("versions", nil, "the bucket keeps replaced and removed objects: its lifecycle "+
+				"rules must expire noncurrent versions (doc/s3/lifecycle.json)", "")
+		}
+	}
 	if can.List {
 		_, err = s.engine.list(ctx, checkName, 1)
 		add("list", err, "prefixes can be listed", "builds are found by their build key alone")
@@ -623,6 +636,29 @@ func (s *store) check(ctx context.Context) (found findings, err error) {
 			"expiry dates of signatures are judged by it")
 	}
 	return found, nil
+}
+
+// addColdLook measures a look-up by a new connection, as the first request after a rest makes it,
+// and compares it with the time that requests give it.
+func (f *findings) addColdLook(ctx context.Context, c remote.Config) {
+	allowed := cmp.Or(c.Connect, remote.DefaultConnect)
+	c.Connect = time.Minute
+	cold, err := newStore(c)
+	began := time.Now()
+	if err == nil {
+		_, err = cold.look(ctx, remote.BuildKey(portable.Hash{}))
+	}
+	if isClass(err, remote.ErrMissing) {
+		err = nil
+	}
+	took := time.Since(began)
+	if err == nil && took > allowed {
+		err = fmt.Errorf("it takes %v, and requests give it %v", took.Round(time.Millisecond),
+			allowed)
+	}
+	f.add("look-up", err, fmt.Sprintf("a first one takes %v of the %v that requests give it",
+		took.Round(time.Millisecond), allowed), fmt.Sprintf("first look-ups are misses; connect = "+
+		"%q suffices", (2*took).Round(100*time.Millisecond).String()))
 }
 
 func clockError(skew time.Duration) error {

@@ -289,18 +289,31 @@ func TestALookAtALeaseTakesNone(t *testing.T) {
 	}
 }
 
+// A check gives the same answer on an empty remote and on one that is in use.
 func TestCheckSaysWhatARemoteLacks(t *testing.T) {
-	for _, kind := range []string{"file", "https", "s3"} {
-		f := newFixture(t, kind)
-		found, err := f.Check(t.Context(), name)
-		require.NoError(t, err)
+	names := func(kind string, found []remote.Finding) (out []string) {
 		for _, one := range found {
-			require.True(t, one.OK, "%s: %+v", kind, one)
+			require.True(t, one.OK || kind == "oci" && one.Name == "create-only", "%s: %+v", kind,
+				one)
+			out = append(out, one.Name)
 		}
-		if kind == "https" {
-			require.Len(t, found, 1)
-		} else {
-			require.Len(t, found, 7)
+		return out
+	}
+	for kind, want := range map[string][]string{
+		"file": {"read", "look-up", "list", "write", "create-only", "if-match", "range", "clock"},
+		"s3": {"read", "look-up", "versions", "list", "write", "create-only", "if-match", "range",
+			"clock"},
+		"https": {"read", "look-up"},
+		"oci":   {"read", "write", "create-only", "range", "referrers", "clock", "look-up"},
+	} {
+		f := newFixture(t, kind)
+		for _, use := range []string{"empty", "published", "checked"} {
+			if use == "published" {
+				export(t, randomBytes(1, 1<<20)).publish(t, f.writer(t))
+			}
+			found, err := f.Check(t.Context(), name)
+			require.NoError(t, err, "%s, %s", kind, use)
+			require.Equal(t, want, names(kind, found), "%s, %s", kind, use)
 		}
 	}
 	f := newFixture(t, "s3")
