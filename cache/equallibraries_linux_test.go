@@ -91,6 +91,34 @@ func TestEqualLibrariesBesideALaterONNXRuntime(t *testing.T) {
 	require.Equal(t, later, b.acquire(r).Runtime)
 }
 
+// A program that states only its ONNX Runtime gets a build of a runtime whose graphs that loads:
+// its own version first, and never one that writes later graphs.
+func TestRuntimeForAProgramsONNXRuntime(t *testing.T) {
+	dirs := make([]compilers.Runtime, 2)
+	for i, version := range []string{"1.32.0", "1.31.1"} {
+		dirs[i].Directory = filepath.Join(t.TempDir(), version)
+		_, err := standin.Library(dirs[i].Directory, version, standin.SDK{Version: "1.0",
+			Hardware: "sim-1"})
+		require.NoError(t, err)
+	}
+	b := newBenchWith(t, func(o *Options) { o.Runtimes = dirs })
+	for version, want := range map[string]int{"": 0, "1.32.0": 0, "1.32.1": 0, "1.31.1": 1,
+		"1.30.0": 1} {
+		r := b.request(b.model(1))
+		r.Runtime.ORTVersion = version
+		require.Equal(t, dirs[want].Directory, b.acquire(r).Runtime, version)
+	}
+
+	alone := newBenchWith(t, func(o *Options) { o.Runtimes = dirs[:1] })
+	for _, dir := range []string{"", dirs[0].Directory} {
+		r := alone.request(alone.model(1))
+		r.Runtime.Directory, r.Runtime.ORTVersion = dir, "1.30.0"
+		_, err := alone.cache.Acquire(t.Context(), r, nil)
+		require.Equal(t, apierr.Unavailable, apierr.ClassOf(err))
+		require.ErrorContains(t, err, "may not load what the runtime compiles, which has 1.32.0")
+	}
+}
+
 // The files beside an EP library are its SDK: a difference there makes another runtime, and the
 // builds of the first are not served.
 func TestLibrariesBesideTellRuntimesApart(t *testing.T) {

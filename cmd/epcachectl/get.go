@@ -23,8 +23,12 @@ are copied.
 
 -- PROGRAM replaces this process by PROGRAM, with {} in its arguments replaced by the graph's path.
 For several models {} becomes all paths, and {1}, {2}, ... one each. The lease is kept while the
-program runs. The variable EPCACHE_GET has what --json prints, if it fits into 128 KiB: load the
-graph with its provider_options and session_options.
+program runs. The variable EPCACHE_GET has what --json prints, if it fits into 128 KiB: register
+its ep_libraries, and load the graph with its provider_options and session_options.
+
+--ort-version states the ONNX Runtime of PROGRAM, so that it gets no graph that it cannot load. With
+--or-plain PROGRAM runs with MODEL itself if there is no build; its outcome is then failed, or
+queued with --on-miss background.
 
 --on-miss says what to do on a miss: wait (compile and wait), background (compile, print the job,
 do not wait), claim (compile in this process's worker), fail, fetch (from remotes, never compile),
@@ -58,7 +62,8 @@ With -n nothing is compiled or written; it prints what would be done.` +
   epcachectl get shipped_ctx.onnx --ep OpenVINOExecutionProvider --adopt
   epcachectl get --share prefill.onnx decode.onnx --ep QNNExecutionProvider --option soc_model=60
   epcachectl get model.onnx --ep OpenVINOExecutionProvider --state /usr/share/epcached
-  epcachectl get model.onnx --ep OpenVINOExecutionProvider -- python3 serve.py --model={}`,
+  epcachectl get model.onnx --ep OpenVINOExecutionProvider -- python3 serve.py --model={}
+  epcachectl get model.onnx --ort-version 1.30.0 --or-plain -- ./program {}`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			models := args
 			if dash := cmd.ArgsLenAtDash(); dash >= 0 {

@@ -64,7 +64,8 @@ func TestGetJSON(t *testing.T) {
 			"hardware_architecture", "compatibility",
 			"view", "graph", "files", "provider_options", "session_options", "compile_seconds",
 			"elapsed_seconds", "why",
-			"unkept", "job", "member", "members", "warnings", "dry_run"}, names)
+			"unkept", "job", "member", "members", "warnings", "dry_run", "runtime",
+			"ep_libraries"}, names)
 	require.Equal(t, "f00d/0123456789abcdef_ctx.onnx", list[0]["graph"])
 	require.Equal(t,
 		map[string]any{"ep.context_enable": "0", "graph_optimization_level": "disable_all"},
@@ -121,6 +122,36 @@ func TestGetSendsTheFlags(t *testing.T) {
 	require.True(t, o.GetKeepInitializersInSource())
 	require.Equal(t, "left_", o.GetNodeNamePrefix())
 	require.True(t, o.GetComplete())
+}
+
+// A program may have another ONNX Runtime than the daemon's runtime.
+func TestGetSendsTheProgramsOnnxRuntime(t *testing.T) {
+	b := newStandIn(t)
+	b.serve()
+	r := call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--ort-version", "1.30.0")
+	require.Equal(t, exit.Done, r.code, r.err)
+	require.Equal(t, "1.30.0", b.first().GetRuntime().GetOrtVersion())
+	require.Empty(t, b.first().GetRuntime().GetDirectory())
+}
+
+// The program registers the plugin library of the runtime that the build is for.
+func TestGetNamesTheRuntimeAndItsLibraries(t *testing.T) {
+	b := newStandIn(t)
+	dir := t.TempDir()
+	for _, name := range []string{"libonnxruntime.so.1.31.1",
+		"libonnxruntime_providers_openvino_plugin.so"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	const name = "OpenVINOExecutionProvider"
+	b.acquire = func(*wire.Acquire) (unixsock.Answer, error) {
+		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough", Runtime: dir,
+			ProviderOptions: map[string]*wire.StringMap{name: {}}}}, nil
+	}
+	b.serve()
+	list := parseJSON(t, call(t, "get", tinyModel(t, "tiny.onnx"), ep, "--json"))
+	require.Equal(t, dir, jsonAt(t, list, 0, "runtime"))
+	require.Equal(t, filepath.Join(dir, "libonnxruntime_providers_openvino_plugin.so"),
+		jsonAt(t, list, 0, "ep_libraries", name))
 }
 
 func TestGetNamesADeviceByItsIdsAndMetadata(t *testing.T) {
@@ -180,9 +211,11 @@ func TestGetUsage(t *testing.T) {
 		"dim of zero":        {[]string{"m", ep, "--dim", "batch=0"}, "is not NAME=N"},
 		"level": {[]string{"m", ep, "--optimization-level", "9"},
 			"--optimization-level"},
-		"store":   {[]string{"m", ep, "--store", "mine"}, "--store"},
-		"on-miss": {[]string{"m", ep, "--on-miss", "maybe"}, `--on-miss "maybe"`},
-		"claim":   {[]string{"m", ep, "--on-miss", "claim"}, "needs --runtime"},
+		"plain without a program": {[]string{"m", ep, "--or-plain"}, "needs a program"},
+		"ort version":             {[]string{"m", ep, "--ort-version", "new"}, "is not a version"},
+		"store":                   {[]string{"m", ep, "--store", "mine"}, "--store"},
+		"on-miss":                 {[]string{"m", ep, "--on-miss", "maybe"}, `--on-miss "maybe"`},
+		"claim":                   {[]string{"m", ep, "--on-miss", "claim"}, "needs --runtime"},
 		"claim of a group": {[]string{"m", "n", ep, "--share", "--on-miss", "claim",
 			"--runtime", "rt"}, "takes one model"},
 		"share":                 {[]string{"m", ep, "--share"}, "two models or more"},
@@ -258,8 +291,8 @@ func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 	model := tinyModel(t, "tiny.onnx")
 	flags := "--ep StandInExecutionProvider:NPU --option a=1 --session-option b=2 --dim batch=1 " +
 		"--dim-by-denotation DATA_BATCH=2 --runtime " + t.TempDir() + " " +
-		"--optimization-level basic --route session_options --store user --initializers-file " +
-		"rest.bin --initializers-threshold 64 --node-name-prefix p " +
+		"--ort-version 1.31.1 --optimization-level basic --route session_options --store user " +
+		"--initializers-file rest.bin --initializers-threshold 64 --node-name-prefix p " +
 		"--verify-output 0.01 --embed --strict-ort --keep-initializers --complete"
 	r := call(t, append([]string{"get", model, "--on-miss=fail"}, strings.Fields(flags)...)...)
 	require.Equal(t, exit.NotFound, r.code, r.err)
@@ -746,6 +779,17 @@ func TestGetProgram(t *testing.T) {
 		var exit *exec.ExitError
 		require.ErrorAs(t, cmd.Run(), &exit)
 		require.Equal(t, "signal: terminated", exit.String())
+	})
+	t.Run("with the source", func(t *testing.T) {
+		out, err := program(one, "--or-plain", "--on-miss=fail", "--socket=/nowhere", "--wait=0",
+			"--", "sh", "-c", `echo "$1 $EPCACHE_GET"`, "sh", "{}").CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Regexp(t, `warning: .*no daemon answers at .*; the program runs with the source `+
+			`model\n(?s:.*)`+one+` \[\{.*"outcome":"failed"`, string(out))
+		missing := filepath.Join(t.TempDir(), "missing.onnx")
+		out, err = program(missing, "--or-plain", "--", "echo", "started {}").CombinedOutput()
+		require.Error(t, err, "there is nothing to run the program with")
+		require.NotContains(t, string(out), "started")
 	})
 	t.Run("not there", func(t *testing.T) {
 		out, err := program(one, "--", "no-such-program", "{}").CombinedOutput()

@@ -3,7 +3,7 @@
 
 ONNX Runtime itself accepts only built-in providers there, and ignores plugins silently; here
 plugins work, too. As in ONNX Runtime, providers that are missing on this machine are skipped with a
-warning, unless all are missing.
+warning. If no plugin is left, ONNX Runtime gets the list itself.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ def specified(
 def available(specified: Sequence[ExecutionProvider]) -> tuple[list[Plugin], list[str]]:
     """Returns the available execution providers, and a message for each missing one.
 
-    Raises Unavailable if all are missing. The CPU at the end of the list is ignored after another
-    provider, because ONNX Runtime always adds it.
+    Raises Unavailable if there is none, and a plugin is installed but does not have the device, or
+    cannot be loaded. The CPU at the end of the list is ignored after another provider, because ONNX
+    Runtime always adds it.
     """
     found: list[Plugin] = []
     missing: list[str] = []
+    wrong: _errors.Unavailable | None = None
     for one in specified:
         if found and one is specified[-1] and one.name == CPU and not one.options:
             break
@@ -59,6 +61,8 @@ def available(specified: Sequence[ExecutionProvider]) -> tuple[list[Plugin], lis
             found.append(_plugins.plugin(one))
         except _errors.Unavailable as error:
             missing.append(str(error))
-    if not found:
-        raise _errors.Unavailable("; ".join(missing))
+            if "missing_library" not in error.facts and error.facts.get("devices") != "0":
+                wrong = wrong or error
+    if wrong is not None and not found:
+        raise wrong
     return found, missing

@@ -99,7 +99,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             )
         if output is not None and on_miss == "claim":
             raise ValueError("output= cannot be used with on_miss='claim'")
-        falls_back = bool(kwargs.pop("enable_fallback", False))
+        falls_back = kwargs.pop("enable_fallback", None)
+        self._own_fallback = 1 if falls_back is None else falls_back
         self._meanwhile = meanwhile
         self._begin(
             session_request(path_or_bytes, sess_options, ep, providers, provider_options, **kwargs)
@@ -127,6 +128,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         if text := self._warning(client):
             warnings.warn(_errors.printable(text), _errors.EpcacheWarning, stacklevel=2)
 
+    _own_fallback: Any = 1  # ONNX Runtime's enable_fallback for the program's own `providers`
+    _is_own = False  # whether it is ONNX Runtime's session for these
+
     def _begin(self, wanted: SessionRequest) -> None:
         """Sets the request; _load makes the session itself."""
         self._wanted = wanted
@@ -140,7 +144,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         if self._report.outcome in ("bypassed", "no daemon", "failed") and client is not False:
             why = self._report.why.removeprefix(self._report.outcome + ": ")
             how = "the model is compiled in this process"
-            if not self._wanted.plugins and self._wanted.given is None:
+            if self._is_own or not self._wanted.plugins:
                 how = f"the session runs on {', '.join(self.get_providers())}"
             texts.insert(0, f"{self._report.outcome}: {why}; {how}")
         return "; ".join(texts)
@@ -338,11 +342,19 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             wanted.options if wanted.record is None else wanted.record.replay(only_running=False)
         )
         assert options is not None  # because without options there is an empty record
-        if wanted.given is not None:
-            self._load(wanted.source, options, *wanted.given)
-            return
-        wanted.add_providers(options)
-        self._load(wanted.source, options)
+        if not wanted.is_own():
+            try:
+                wanted.add_providers(options)
+                self._load(wanted.source, options)
+                return
+            except Exception:
+                # One that is built into ONNX Runtime may lack its device or libraries.
+                if wanted.given is None or all(p.library is not None for p in wanted.plugins):
+                    raise
+                options = wanted.record.replay(only_running=False) if wanted.record else options
+        assert wanted.given is not None
+        self._is_own = True
+        self._load(wanted.source, options, *wanted.given, enable_fallback=self._own_fallback)
 
     def _load(
         self,
@@ -350,12 +362,18 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         options: ort.SessionOptions,
         providers: Any = None,
         provider_options: Any = None,
+        enable_fallback: Any = 0,
     ) -> None:
         started = time.perf_counter()
-        # enable_fallback=0, otherwise ONNX Runtime prints "EP Error" and uses the CPU execution
+        # By default 0, otherwise ONNX Runtime prints "EP Error" and uses the CPU execution
         # provider.
         super().__init__(
-            source, options, providers, provider_options, enable_fallback=0, **self._wanted.more
+            source,
+            options,
+            providers,
+            provider_options,
+            enable_fallback=enable_fallback,
+            **self._wanted.more,
         )
         self._report.load_seconds = time.perf_counter() - started
         self._report.path = "" if isinstance(source, bytes) else os.fspath(source)
@@ -368,6 +386,8 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             self._model_path = os.fspath(self._wanted.source)
 
     def _check_providers(self) -> None:
+        if self._is_own:
+            return
         missing = {p.ep.name for p in self._wanted.plugins} - set(self.get_providers())
         if missing:
             raise _errors.Unavailable(

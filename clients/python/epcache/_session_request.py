@@ -33,8 +33,14 @@ class SessionRequest:
     reasons: list[str] = field(default_factory=list)
     # messages about requested execution providers that are missing
     missing: list[str] = field(default_factory=list)
-    # `providers` and `provider_options`, if ONNX Runtime has to get them unchanged
+    # `providers` and `provider_options`, for a plain session on providers that are no plugins
     given: tuple[Any, Any] | None = None
+
+    def is_own(self) -> bool:
+        """Whether a plain session is that of the program's own `providers`, with ONNX Runtime's
+        fallback: none of them is a plugin, so that ONNX Runtime knows them all.
+        """
+        return self.given is not None and not any(p.library is not None for p in self.plugins)
 
     def why_not(self, on_miss: str = "wait") -> str:
         """Returns why the cache cannot be used for this request, "" if it can."""
@@ -170,8 +176,8 @@ def _take_names(
     named: bool,
 ) -> None:
     specifications = _providers.specified(names, options)
+    result.given = (names, options)
     if named:  # ONNX Runtime uses the names, with a warning
-        result.given = (names, options)
         result.reasons.append(
             "execution providers are named by providers=, and in the session options as well"
         )

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -45,6 +46,7 @@ type Get struct {
 	keepGoing bool
 	share     bool
 	adopt     bool
+	orPlain   bool      // without a build the program runs with the source model
 	Program   []string  // behind "--", empty: none
 	claimant  *claimant // compiles under claims; nil until there is one; guarded by once
 	// state is the state directory of a store to read without a daemon; "": ask the daemon.
@@ -79,8 +81,24 @@ func (g *Get) AddFlags(cmd *cobra.Command) {
 		"with --state: unpack packed builds to `DIR`, which must be private to this user")
 	f.BoolVar(&g.share, "share", false,
 		"compile the models as one weight-sharing group, in this order")
+	f.BoolVar(&g.orPlain, "or-plain", false,
+		"without a build, run the program with the source model")
 	f.BoolVar(&g.adopt, "adopt", false, "store models that are compiled already, with their files")
 }
+
+// checkProgram checks the flags about the program and its ONNX Runtime.
+func (g *Get) checkProgram() error {
+	version := g.Request.ortVersion
+	return cmp.Or(
+		usageMistake(g.orPlain && len(g.Program) == 0, "--or-plain needs a program",
+			"epcachectl get MODEL --ep EP --or-plain -- PROGRAM {}"),
+		usageMistake(version != "" && !ortVersion.MatchString(version), "--ort-version "+
+			term.Brief(version)+" is not a version", "such as 1.31.1; in Python: "+
+			"onnxruntime.__version__"),
+	)
+}
+
+var ortVersion = regexp.MustCompile(`^[0-9]+(\.[0-9]+)+$`)
 
 // Run requests builds of the models, and uses them as the flags say.
 func (g *Get) Run(ctx context.Context, models []string) (err error) {
@@ -106,12 +124,22 @@ func (g *Get) Run(ctx context.Context, models []string) (err error) {
 			return g.acquireAndUse(ctx, nil, models, onMiss)
 		})
 	}
-	return g.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
+	used := false
+	err = g.WithDaemon(ctx, func(ctx context.Context, c *unixsock.Client) error {
 		if err := g.Request.OnlyEP(ctx, c, g.Print); err != nil {
 			return exit.WithVerb("get", err)
 		}
+		used = true
 		return g.acquireAndUse(ctx, c, models, onMiss)
 	})
+	if err == nil || used || !g.orPlain || ctx.Err() != nil {
+		return err
+	}
+	results := make([]modelResult, len(models)) // of a daemon that cannot be asked
+	for i, path := range models {
+		results[i] = modelResult{path: path, err: err}
+	}
+	return cmp.Or(g.report(results), g.replaceProcess(results))
 }
 
 // acquireAndUse requests all models, from the store if there is no client, and uses the results.
@@ -125,6 +153,7 @@ func (g *Get) acquireAndUse(ctx context.Context, c *unixsock.Client, models []st
 	results := eachModel(asks, acquireEach(ctx, c, asks, onMiss, show))
 	show.End()
 	defer closeViews(results)
+	g.orPlain = g.orPlain && !errors.Is(ctx.Err(), context.Canceled) // interrupted
 	err := g.report(results)
 	if err == nil && g.out != "" {
 		err = g.copyOut(ctx, results)
@@ -157,6 +186,7 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 		usageMistake(len(g.Program) > 0 && g.JSON,
 			"--json and a program exclude each other: both use standard output", ""),
 		program.CheckPlaceholders(g.Program, len(models)),
+		g.checkProgram(),
 		complete(),
 		g.checkStored(),
 		usageMistake(g.adopt && (g.state != "" || g.share), "--adopt cannot be combined with "+
@@ -351,6 +381,10 @@ func (g *Get) report(results []modelResult) error {
 			continue
 		}
 		if r.err != nil {
+			if g.runsPlain(&r) {
+				g.Print.Warning(fmt.Sprintf("%v; the program runs with the source model", r.err))
+				continue
+			}
 			g.Print.Failure(r.err)
 			failed = cmp.Or(failed, error(exit.Status(exit.Code(r.err))))
 			continue
@@ -416,6 +450,16 @@ func (g *Get) fateText(last *wire.Progress) (text, hint string) {
 		"it", "--keep-going finishes it even then; --on-miss background does not wait"
 }
 
+// runsPlain reports whether the program runs with the source model, because there is no build yet,
+// or none at all.
+func (g *Get) runsPlain(r *modelResult) bool {
+	if !g.orPlain || g.DryRun || r.err == nil && !r.queued() {
+		return false
+	}
+	_, err := os.Stat(r.path)
+	return err == nil
+}
+
 // replaceProcess executes the program in place of this process, so that it inherits the descriptor
 // of the view, gets signals directly, and returns its own exit status. The lease lasts until it
 // ends, because the descriptor is the lease.
@@ -424,6 +468,9 @@ func (g *Get) replaceProcess(results []modelResult) error {
 	var views []*os.File
 	for i := range results {
 		graph, err := results[i].graphPath()
+		if r := &results[i]; g.runsPlain(r) {
+			graph, err = filepath.Abs(r.path)
+		}
 		if err != nil {
 			return exit.WithOperation("get", results[i].path, err)
 		}

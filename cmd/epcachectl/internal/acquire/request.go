@@ -40,6 +40,7 @@ type Request struct {
 	embed           bool
 	Verify          float64
 	strictORT       bool
+	ortVersion      string
 	level           string
 	route           string
 	store           string
@@ -70,6 +71,8 @@ func (r *Request) AddFlags(cmd *cobra.Command) {
 		"loads more slowly, at most 2 GiB")
 	f.BoolVar(&r.strictORT, "strict-ort", false, "only use builds compiled with exactly the "+
 		"runtime's ONNX Runtime version")
+	f.StringVar(&r.ortVersion, "ort-version", "", "the ONNX Runtime `VERSION` of the program "+
+		"that will load the model, if it has another than the daemon's runtime")
 	f.StringVar(&r.level, "optimization-level", "",
 		"graph optimization `LEVEL`: disable_all, basic, extended, layout or all")
 	f.StringVar(&r.route, "route", "", "compile by this `ROUTE`: compile_api or session_options")
@@ -280,8 +283,12 @@ func (r *Request) message(m *modelfile.Model) (*wire.Acquire, []*os.File, error)
 			files, err = openOptionFiles(ep, files)
 		}
 	}
-	if err == nil && a.Runtime != nil {
+	if err == nil && r.Runtime != "" {
 		files, err = showLibraries(a, files)
+	}
+	if r.ortVersion != "" {
+		a.Runtime = cmp.Or(a.Runtime, &wire.Runtime{})
+		a.Runtime.OrtVersion = r.ortVersion
 	}
 	if err != nil {
 		closeExtra(files)
@@ -360,6 +367,7 @@ func (r *Request) commandLine() string {
 		add("--dim-by-denotation", fmt.Sprintf("%s=%d", name, r.Denotations[name]))
 	}
 	add("--runtime", r.Runtime)
+	add("--ort-version", r.ortVersion)
 	add("--optimization-level", r.level)
 	add("--route", r.route)
 	add("--store", r.store)

@@ -15,6 +15,7 @@ import (
 	"github.com/epcached/epcached/cmd/epcachectl/internal/jsonout"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/modelfile"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
+	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -46,6 +47,7 @@ func (r *modelResult) json(dryRun bool) jsonout.Object {
 			"warnings")
 		out["outcome"], out["graph"], out["elapsed_seconds"] = outcomeOf(a), r.graph,
 			r.elapsed.Seconds()
+		out["runtime"], out["ep_libraries"] = a.GetRuntime(), epLibraries(a)
 		if level := a.GetGraphOptimizationLevel(); level != "" {
 			out["session_options"].(jsonout.Object)["graph_optimization_level"] = level
 		}
@@ -66,6 +68,26 @@ func (r *modelResult) json(dryRun bool) jsonout.Object {
 		}
 	}
 	out["model"], out["dry_run"] = r.path, dryRun // the path as given or found
+	return out
+}
+
+// epLibraries returns the plugin libraries with which the build loads, by execution provider. A
+// program has to register them.
+func epLibraries(a *wire.AcquireReply) jsonout.Object {
+	out := jsonout.Object{}
+	dir := a.GetRuntime()
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		dir = filepath.Dir(dir)
+	}
+	rt, err := compilers.Find(dir)
+	if dir == "" || err != nil {
+		return out // the user may not read that directory
+	}
+	for ep := range a.GetProviderOptions() {
+		if lib, err := rt.Library(ep); err == nil {
+			out[ep] = lib.Path
+		}
+	}
 	return out
 }
 

@@ -31,6 +31,7 @@ func (g *Get) checkStored() error {
 			"--unpack-to needs --state: a daemon unpacks to its configured directory", ""),
 		usageMistake(with && g.Socket != "", "--socket"+none, ""),
 		usageMistake(with && g.keepGoing, "--keep-going"+none, ""),
+		usageMistake(with && g.Request.ortVersion != "", "--ort-version"+none, ""),
 		usageMistake(with && g.Request.strictORT, "--strict-ort"+none, ""),
 		usageMistake(with && g.Request.Verify != 0, "--verify-output"+none, ""),
 		usageMistake(with && g.Request.store != "", "--store"+none, ""),
