@@ -10,8 +10,9 @@ Runtime:
     session.epcache.outcome                     # "hit", "compiled", ..., "no daemon"
 
 Without a daemon, or after any failure of it, the session is a plain one on the same execution
-provider, with one EpcacheWarning. It never falls back to the CPU by itself. An artefact that ONNX
-Runtime refuses is reported, and requested again once.
+provider, with one EpcacheWarning. It does not fall back to the CPU by itself; a list `providers=`
+without a plugin does, because ONNX Runtime gets it unchanged. An artefact that ONNX Runtime refuses
+is reported, and requested again once.
 
 Models that share weights are compiled as one group and loaded in one process:
 

@@ -46,11 +46,12 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
     """ONNX Runtime's InferenceSession on the execution providers `ep`, from the cache if possible.
 
     `ep` may be omitted if `sess_options` names devices, or `providers` is given as for ONNX
-    Runtime. `sess_options` has to be an epcache.SessionOptions; with ONNX Runtime's own the session
-    is a plain one. `client` is the client to use; False disables the cache. `on_miss`
-    (wait, background, claim, fail, fetch, refresh or bypass), `embed`, `output`, `store`,
-    `keep_going`, `adopt` and `timeout` are those of Client.acquire. Other arguments are ONNX
-    Runtime's (`read_config_from_model`, `disabled_optimizers`, `enable_fallback`).
+    Runtime, which gets that list itself, with its own fallback, if no plugin is in it.
+    `sess_options` has to be an epcache.SessionOptions; with ONNX Runtime's own the session is a
+    plain one. `client` is the client to use; False disables the cache. `on_miss` (wait, background,
+    claim, fail, fetch, refresh or bypass), `embed`, `output`, `store`, `keep_going`, `adopt` and
+    `timeout` are those of Client.acquire. Other arguments are ONNX Runtime's
+    (`read_config_from_model`, `disabled_optimizers`, `enable_fallback`).
 
     on_miss="background" makes a plain session while the daemon compiles; `session.epcache.ready`
     reports when a new session would come from the cache. `meanwhile` names one of ONNX Runtime's
@@ -127,6 +128,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             self.enable_fallback()
         if text := self._warning(client):
             warnings.warn(_errors.printable(text), _errors.EpcacheWarning, stacklevel=2)
+
+    _own_fallback: Any = 1  # ONNX Runtime's enable_fallback for the program's own `providers`
+    _is_own = False  # whether it is ONNX Runtime's session for these
 
     _own_fallback: Any = 1  # ONNX Runtime's enable_fallback for the program's own `providers`
     _is_own = False  # whether it is ONNX Runtime's session for these

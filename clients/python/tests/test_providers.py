@@ -5,6 +5,7 @@ built-in ones.
 from __future__ import annotations
 
 import gc
+import importlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,13 +95,61 @@ def test_missing_provider_is_skipped_with_one_warning(source: str, view: Path) -
     assert NOWHERE in session.epcache.warnings[0]
 
 
-def test_missing_provider_falls_back_to_cpu_only_if_named(source: str) -> None:
-    with pytest.warns(epcache.EpcacheWarning, match=f"bypassed: .*library of {NOWHERE}") as caught:
-        session = epcache.InferenceSession(source, providers=[NOWHERE, CPU])
-    assert len(caught) == 1
+@pytest.mark.parametrize("more", [{}, {"client": False}], ids=["no daemon", "no client"])
+@pytest.mark.parametrize("names", [[NOWHERE, CPU], [NOWHERE]], ids=["and the CPU", "alone"])
+def test_providers_that_are_all_missing_are_left_to_onnxruntime(
+    source: str, names: list[str], more: dict[str, Any]
+) -> None:
+    with pytest.warns() as caught:
+        session = epcache.InferenceSession(source, providers=names, **more)
     assert session.get_providers() == [CPU]
-    with pytest.raises(epcache.Unavailable, match=f"library of {NOWHERE}"):
-        epcache.InferenceSession(source, providers=[NOWHERE])
+    own = [str(w.message) for w in caught if issubclass(w.category, epcache.EpcacheWarning)]
+    assert len(own) == (0 if more else 1)
+    assert all(text.startswith("bypassed: ") and NOWHERE in text for text in own)
+    assert [w for w in caught if "not in available provider names" in str(w.message)]
+
+
+class Broken:
+    """ONNX Runtime with a built-in execution provider that has no device, as CUDA's package has on
+    a machine without a GPU.
+    """
+
+    NAME = "BrokenExecutionProvider"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # A module's name for ONNX Runtime's own check of the names, and an error for its use.
+        available = [self.NAME, *ort.get_available_providers()]
+        monkeypatch.setattr(ort, "get_available_providers", lambda: available)
+        collection = importlib.import_module(ort.InferenceSession.__module__)
+        monkeypatch.setattr(collection.C, "get_available_providers", lambda: available)
+        plain = ort.SessionOptions.add_provider
+
+        def add_provider(options: Any, name: str, settings: Any) -> None:
+            if name == self.NAME:
+                raise RuntimeError("no driver")
+            plain(options, name, settings)
+
+        monkeypatch.setattr(ort.SessionOptions, "add_provider", add_provider)
+
+
+@pytest.mark.parametrize("more", [{}, {"client": False}], ids=["no daemon", "no client"])
+@pytest.mark.parametrize("first", [[], [NOWHERE]], ids=["", "beside a missing one"])
+def test_built_in_provider_without_its_device_falls_back_as_in_onnxruntime(
+    source: str, monkeypatch: pytest.MonkeyPatch, first: list[str], more: dict[str, Any]
+) -> None:
+    Broken(monkeypatch)
+    names = [*first, (Broken.NAME, {"device_id": 0}), CPU]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = epcache.InferenceSession(source, providers=names, **more)
+        assert session.get_providers() == [CPU]
+        beside = epcache.InferenceSession(
+            source, providers=[OPENVINO.name, Broken.NAME, CPU], **more
+        )
+        assert beside.epcache.outcome == "bypassed"
+        assert beside.get_providers() == [CPU]
+        with pytest.raises(Exception, match="Unknown Provider Type"):
+            epcache.InferenceSession(source, providers=names, enable_fallback=0, **more)
 
 
 def test_cpu_as_first_provider_is_plain(source: str) -> None:
