@@ -48,7 +48,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 			if err == nil && a.LeasedView != nil && !r.KeepsView {
 				c.views.NotePathGiven(a.LeasedView)
 			}
-			return a, err
+			return a, apierr.Ended(ctx, err, "model %q", r.Name)
 		}
 		at.Generation = c.Repeats.generation()
 		t.Phase("probing") // begin again, because the runtime has changed or the build was removed

@@ -147,8 +147,8 @@ func (c *Collector) evictRead(ctx context.Context, plan *Collection) error {
 		if !left || time.Now().After(end) || plan.Yields && c.st.ledger.reservationWaits() {
 			return nil
 		}
-		if err := sleep(ctx, 5*time.Millisecond); err != nil {
-			return apierr.New(apierr.Cancelled, err, "collect")
+		if sleep(ctx, 5*time.Millisecond) != nil {
+			return apierr.FromContext(ctx, "collect")
 		}
 	}
 }
@@ -204,7 +204,7 @@ func (c *Collector) EvictAll(ctx context.Context, plan *Collection, steps []evic
 	if err != nil {
 		return apierr.New(apierr.Internal, err, "collect")
 	} else if ctx.Err() != nil {
-		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
+		return apierr.FromContext(ctx, "collect")
 	}
 	return nil
 }

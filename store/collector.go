@@ -154,7 +154,7 @@ func (s *Ledger) aboveBounds(b *Bounds, now *Account, waits bool) bool {
 // RunShrinkStep carries out a step that removes no build. An error ends the whole collection.
 func (c *Collector) RunShrinkStep(ctx context.Context, plan *Collection, s *evict.Step) error {
 	if ctx.Err() != nil {
-		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
+		return apierr.FromContext(ctx, "collect")
 	}
 	b, err := c.st.index.Get(s.ID)
 	why := KeptRemoved
@@ -174,7 +174,7 @@ func (c *Collector) RunShrinkStep(ctx context.Context, plan *Collection, s *evic
 	}
 	switch {
 	case ctx.Err() != nil:
-		return apierr.New(apierr.Cancelled, ctx.Err(), "collect")
+		return apierr.FromContext(ctx, "collect")
 	case freed > 0: // perhaps only a part of the step
 		plan.NoteDone(s, freed)
 	case errors.Is(err, packing.ErrInUse):

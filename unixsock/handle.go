@@ -139,7 +139,8 @@ func (c *connection) failure(r *request, err error) *wire.Error {
 	if refused := c.server.refused(); refused != nil {
 		err = refused
 	}
-	if ended := r.ctx.Err(); ended != nil && ClassOf(err) == wire.ErrorClass_INTERNAL {
+	if ended, class := r.ctx.Err(), ClassOf(err); ended != nil && class != ClassOf(ended) &&
+		(class == wire.ErrorClass_INTERNAL || errors.Is(err, ended)) {
 		err = &Error{Class: ClassOf(ended), Err: err} // the end of the context is the cause
 	}
 	if ClassOf(err) == wire.ErrorClass_INTERNAL {

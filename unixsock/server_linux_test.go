@@ -410,6 +410,25 @@ func TestDeadlineTravels(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
+// A request's end stays what it is, whatever a backend took it for.
+func TestTheEndOfARequestKeepsItsClass(t *testing.T) {
+	for _, class := range []wire.ErrorClass{wire.ErrorClass_UNAVAILABLE, wire.ErrorClass_INTERNAL,
+		wire.ErrorClass_COMPILE_FAILED} {
+		s := serve(t, &standIn{acquire: func(ctx context.Context, _ Peer, _ *wire.Acquire,
+			_ []*os.File, _ func(*wire.Progress)) (Answer, error) {
+			<-ctx.Done()
+			return Answer{}, &Error{Class: class, Text: "it failed", Err: ctx.Err()}
+		}}, limits{})
+		c := rawHello(t, s)
+		a := acquireModel()
+		a.DeadlineMs = 30
+		c.write(framed(&wire.Envelope{Request: 1, Descriptors: 1,
+			Body: &wire.Envelope_Acquire{Acquire: a}}), int(modelFile(t).Fd()))
+		e, _ := c.read()
+		require.Equal(t, wire.ErrorClass_DEADLINE, e.GetError().GetClass(), class)
+	}
+}
+
 func TestClientThatLeavesCancels(t *testing.T) {
 	ended := make(chan error, 1)
 	s := serve(t,

@@ -117,7 +117,7 @@ func (j *Job) failed(ctx context.Context, err error) error {
 		broken, err2 := j.controlFailure(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return apierr.New(apierr.Cancelled, ctx.Err(), "model %q", j.Request.Name)
+			return apierr.FromContext(ctx, "model %q", j.Request.Name)
 		case err2 != nil && runtimes.IsTransient(ctx, err2):
 			return j.librariesReplaced()
 		case err2 != nil:

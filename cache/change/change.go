@@ -84,7 +84,7 @@ func (c *Changes) eachStored(ctx context.Context, ids []index.BuildID,
 	fn func(*index.Build) error) error {
 	for _, id := range ids {
 		if ctx.Err() != nil {
-			return apierr.New(apierr.Cancelled, ctx.Err(), "change builds")
+			return apierr.FromContext(ctx, "change builds")
 		}
 		b, err := c.index.Get(id)
 		if errors.Is(err, index.ErrNotFound) {
@@ -311,7 +311,7 @@ func (c *Changes) packEach(ctx context.Context, ids []index.BuildID, packs bool,
 		outcome, frees, err := do(b)
 		switch {
 		case ctx.Err() != nil:
-			return apierr.New(apierr.Cancelled, ctx.Err(), "pack")
+			return apierr.FromContext(ctx, "pack")
 		case err != nil && c.isRemoved(b.ID): // evicted or removed in the meantime
 			outcome, frees = "kept: "+store.KeptRemoved, 0
 		case packing.IsMissingOrDamaged(err):

@@ -136,10 +136,8 @@ func (f Files) ModelError(err error) error {
 			WithFact("field", format.Field).WithFact("offset", fmt.Sprint(format.Offset))
 		e.Err = err
 		return e
-	case errors.Is(err, context.Canceled):
-		return apierr.New(apierr.Cancelled, err, "model %q", f.Name)
-	case errors.Is(err, context.DeadlineExceeded):
-		return apierr.New(apierr.Deadline, err, "model %q", f.Name)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return apierr.New(apierr.ClassOf(err), err, "model %q", f.Name)
 	}
 	return apierr.New(apierr.BadModel, err, "model %q", f.Name)
 }

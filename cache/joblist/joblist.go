@@ -54,7 +54,7 @@ func (l *List) infoFor(p request.Peer, i jobs.Info) jobs.Info {
 func (l *List) Visible(ctx context.Context, p request.Peer) ([]jobs.Info, error) {
 	all := l.Jobs.InOrder(func(j *jobs.Job) bool { return l.mayFollow(p, j) })
 	if ctx.Err() != nil {
-		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "jobs")
+		return nil, apierr.FromContext(ctx, "jobs")
 	}
 	for i := range all {
 		all[i] = l.infoFor(p, all[i])
@@ -185,8 +185,8 @@ func (l *List) jobsNamed(p request.Peer, ids []string, all bool) (
 
 // Failures lists the remembered failures that the peer may see, the newest first.
 func (l *List) Failures(ctx context.Context, p request.Peer) ([]failure.Failure, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, apierr.New(apierr.Cancelled, err, "failures")
+	if ctx.Err() != nil {
+		return nil, apierr.FromContext(ctx, "failures")
 	}
 	return l.Remembered(p), nil
 }
@@ -196,8 +196,8 @@ func (l *List) Failures(ctx context.Context, p request.Peer) ([]failure.Failure,
 // fails if an entry matches no failure.
 func (l *List) Retry(ctx context.Context, p request.Peer, entries []string, all bool) (
 	[]failure.Failure, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, apierr.New(apierr.Cancelled, err, "retry")
+	if ctx.Err() != nil {
+		return nil, apierr.FromContext(ctx, "retry")
 	}
 	if all == (len(entries) > 0) {
 		return nil, apierr.New(apierr.BadRequest, nil, "retry: name entries, or set all")

@@ -68,7 +68,7 @@ func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply,
 		d.adviseRemotes(), []Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(),
 		d.adviseBuilds(ctx, p), d.adviseSources(ctx, p), d.LatelyAdvice(p))
 	if ctx.Err() != nil {
-		return nil, apierr.New(apierr.Cancelled, ctx.Err(), "doctor")
+		return nil, apierr.FromContext(ctx, "doctor")
 	}
 	reply := &wire.DoctorReply{}
 	for _, a := range out {

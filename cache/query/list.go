@@ -272,7 +272,7 @@ func (q *Queries) Events(ctx context.Context, p rights.Peer, since time.Time, li
 	out, left := &wire.EventsReply{}, wire.SpaceLeft(wire.MaxReply)
 	for i := len(all) - 1; i >= 0 && len(out.Events) < limit; i-- {
 		if ctx.Err() != nil {
-			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "events")
+			return nil, apierr.FromContext(ctx, "events")
 		}
 		if e := &all[i]; q.rights.MaySeeEvent(p, e) {
 			one := event.Reply(q.completeEvent(e))

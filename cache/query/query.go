@@ -83,7 +83,7 @@ func New(o Options) *Queries {
 // Error returns the error that a client gets for an error of the index or of a file.
 func Error(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return apierr.New(apierr.Cancelled, ctx.Err(), "search")
+		return apierr.FromContext(ctx, "search")
 	}
 	return apierr.New(apierr.Internal, err, "search")
 }
@@ -197,7 +197,7 @@ func (q *Queries) Probe(ctx context.Context, p rights.Peer, ref runtimes.Ref,
 		facts := look(ctx, rt)
 		out.Runtimes = append(out.Runtimes, FactsReply(&facts))
 		if ctx.Err() != nil {
-			return nil, apierr.New(apierr.Cancelled, ctx.Err(), "probe")
+			return nil, apierr.FromContext(ctx, "probe")
 		}
 	}
 	out.Sandbox = q.sandboxLines(ctx)

@@ -156,7 +156,9 @@ func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Buil
 			}
 		}
 	}
-	rs.note(r, a.Plan.BuildKey, outcome{text: why, bad: why != "", damaged: damaged}, true)
+	if ctx.Err() == nil { // otherwise the request's end is the cause
+		rs.note(r, a.Plan.BuildKey, outcome{text: why, bad: why != "", damaged: damaged}, true)
+	}
 	return nil
 }
 

@@ -30,8 +30,8 @@ func CompileError(err error, log string, format string, args ...any) error {
 	case errors.Is(err, runtimes.ErrReplaced):
 		return apierr.New(apierr.Unavailable, err, format, args...).
 			WithHint("restart the application")
-	case errors.Is(err, context.DeadlineExceeded):
-		return apierr.New(apierr.Deadline, err, format, args...)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return apierr.New(apierr.ClassOf(err), err, format, args...)
 	case errors.Is(err, compilers.ErrOption):
 		return apierr.New(apierr.BadRequest, err, format, args...)
 	case errors.Is(err, compilers.ErrNotFound):
@@ -59,13 +59,11 @@ func UnservableError(err error, model, made string) error {
 
 // StoreClass returns the class of a failure of the store.
 func StoreClass(err error) apierr.Class {
-	if known := (*apierr.Error)(nil); errors.As(err, &known) {
-		return known.Class
-	}
-	if cas.IsDiskFull(err) {
+	class := apierr.ClassOf(err)
+	if class == apierr.Internal && cas.IsDiskFull(err) {
 		return apierr.NoSpace
 	}
-	return apierr.Internal
+	return class
 }
 
 // ContextError is the error of a request after its caller left or its deadline passed.

@@ -473,7 +473,7 @@ func clientLibraryError(ctx context.Context, err error, ref *LibraryRef, name st
 	path := cmp.Or(name, ref.Path)
 	switch {
 	case ctx.Err() != nil:
-		return apierr.New(apierr.Cancelled, ctx.Err(), "library %q", path)
+		return apierr.FromContext(ctx, "library %q", path)
 	case errors.Is(err, errReplacedOpen):
 		return replacedError(path)
 	}

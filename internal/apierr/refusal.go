@@ -70,12 +70,32 @@ func (e *Error) WithFact(key, value string) *Error {
 	return e
 }
 
-// ClassOf returns the class of an error, Internal for one that has none.
+// ClassOf returns the class of an error. One that has none is the end of a context, or Internal.
 func ClassOf(err error) Class {
-	if e, is := errors.AsType[*Error](err); is {
+	e, is := errors.AsType[*Error](err)
+	switch {
+	case is:
 		return e.Class
+	case errors.Is(err, context.DeadlineExceeded):
+		return Deadline
+	case errors.Is(err, context.Canceled):
+		return Cancelled
 	}
 	return Internal
+}
+
+// Ended returns the error of a request. If the end of the request's context has caused it, or may
+// have, because it has no class, it is FromContext instead.
+func Ended(ctx context.Context, err error, format string, args ...any) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	e, is := errors.AsType[*Error](err)
+	if is && (e.Class == Cancelled || e.Class == Deadline) ||
+		is && e.Class != Internal && !errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return FromContext(ctx, format, args...)
 }
 
 // FromContext returns the error of a request after its context has ended. The text names the

@@ -305,7 +305,7 @@ func (a *auditor) checkLeftovers(ctx context.Context, bases map[cas.Digest]int64
 
 func checkError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return apierr.New(apierr.Cancelled, ctx.Err(), "check")
+		return apierr.FromContext(ctx, "check")
 	}
 	return apierr.New(apierr.Internal, err, "check")
 }
