@@ -142,9 +142,6 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 		}
 		return nil, err
 	}
-	if found.Withheld > 0 {
-		at = at.WithOwnScope()
-	}
 	if at.OnMiss == request.Refresh {
 		c.remotes.Forget(at.Plan.BuildKey)
 	}
@@ -171,9 +168,9 @@ func (c *Cache) answer(ctx context.Context, at *request.Attempt) (*request.Answe
 	default:
 		a, err = c.builder.Compile(ctx, at, found.Why)
 		if a != nil && a.Compatibility.Source == "" {
-			a.Compatibility = judge.Judgement{Verdict: compilers.Optimal,
-				Source: judge.SourceLibrary,
+			own := judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourceLibrary,
 				Reason: "compiled for this request", At: c.now(), Runtime: at.RuntimeName}
+			a.Compatibility = own.Doubted(a.Build)
 		}
 	}
 	return c.lookup.FillAnswer(a, at), err
@@ -186,7 +183,7 @@ func (c *Cache) find(ctx context.Context, at *request.Attempt) (found lookup.Fou
 		if found.Answer, err = c.lookup.FindMember(ctx, at); found.Answer != nil || err != nil {
 			return found, err
 		}
-		if found.Withheld == 0 {
+		if found.Withheld == "" {
 			found.Answer, err = c.builder.Convert(ctx, at)
 		}
 	}
@@ -222,8 +219,8 @@ func (c *Cache) whyNotCompile(at *request.Attempt, found *lookup.Found) error {
 			WithFact("request_key", at.Plan.RequestKey.String()).WithHint("%s", hint)
 	}
 	switch {
-	case found.Withheld >= reports.MaxRounds:
-		return reports.ErrWithheld(at.Name, at.Plan.RequestKey)
+	case found.Withheld != "":
+		return reports.ErrWithheld(at.Name, at.Plan.RequestKey, found.Withheld)
 	case found.Stale && (at.OnMiss == request.Fail || refuses):
 		return refused(apierr.Stale, "model %q: %s",
 			"recompile it for the current libraries: request it with on_miss refresh")
@@ -312,8 +309,8 @@ func (c *Cache) answerForOwnLibraries(ctx context.Context, at *request.Attempt, 
 		c.countMiss(at)
 	}
 	switch {
-	case found.Withheld >= reports.MaxRounds:
-		return nil, reports.ErrWithheld(at.Name, at.Plan.RequestKey)
+	case found.Withheld != "":
+		return nil, reports.ErrWithheld(at.Name, at.Plan.RequestKey, found.Withheld)
 	case at.OnMiss == request.Fail:
 		return nil, apierr.New(apierr.NotFound, nil, "no build for model %q: %s",
 			at.Name, found.Why).

@@ -395,12 +395,8 @@ func (c *Cache) openJudging() {
 		Judges: &c.buildJudge, Results: c.facts, Workspaces: c.Workspaces, Policy: c.policyOf,
 		Now: c.now, Planner: c.planner}
 	c.reports = reports.New(reports.Options{Store: c.Store, Owner: c.owners.OwnerOf, Now: c.now,
-		Log: c.log, Rebuild: rebuild,
+		Log: c.log, Rebuild: rebuild, RunLater: c.runLater,
 		Rules: func() *rules.Set { return c.settings.Load().Rules },
-		Settings: func() reports.Settings {
-			now := c.settings.Load()
-			return reports.Settings{Trusted: now.TrustedReporters, Quorum: now.ReportQuorum}
-		},
 		Find: func(ctx context.Context, p request.Peer, entries []string) ([]index.Build, error) {
 			return c.Queries.Find(ctx, p, entries)
 		}})

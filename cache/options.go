@@ -47,13 +47,10 @@ type Options struct {
 	Policies map[string]request.Policy // by execution provider; "" is for those without an entry
 	Rebuild  upkeep.RebuildOptions
 
-	KeepSource       string   // how source models are kept: "reference" (default), "copy", "none"
-	TrustedReporters []uint32 // users whose reports count without confirmation by other users
-	Publishers       []uint32 // users that may put shared builds, besides administrators
-	// how many users have to report a build that cannot be checked before it is withheld; 0: 3
-	ReportQuorum int
-	Claims       claims.Limits
-	Remotes      []remotes.Remote // queried in this order
+	KeepSource string   // how source models are kept: "reference" (default), "copy", "none"
+	Publishers []uint32 // users that may put shared builds, besides administrators
+	Claims     claims.Limits
+	Remotes    []remotes.Remote // queried in this order
 	// WarnExpired logs a warning instead of refusing builds of other machines when no trust
 	// document is in effect.
 	WarnExpired bool
@@ -110,7 +107,7 @@ type settings struct {
 func newSettings(o *Options) (*settings, error) {
 	s := &settings{Options: *o, builder: build.Settings{Failures: o.Failures.OrDefault()},
 		store: store.Settings{Space: o.Space}}
-	s.Claims, s.ReportQuorum = o.Claims.OrDefault(), cmp.Or(o.ReportQuorum, 3)
+	s.Claims = o.Claims.OrDefault()
 	if s.Rules == nil {
 		s.Rules = rules.Shipped()
 	}
@@ -126,9 +123,9 @@ func newSettings(o *Options) (*settings, error) {
 	return s, err
 }
 
-// Reload applies other options: Rules, Policies, Rebuild, AllowOptions, Administrators,
-// TrustedReporters, Publishers, Claims, Remotes, Layers, ReportQuorum, KeepSource, Failures, Space,
-// Pack, PackAfter, Verify, Drivers and Runtimes. Reload ignores the others, which only Open
+// Reload applies other options: Rules, Policies, Rebuild, AllowOptions, Administrators, Publishers,
+// Claims, Remotes, Layers, KeepSource, Failures, Space, Pack, PackAfter, Verify, Drivers and
+// Runtimes. Reload ignores the others, which only Open
 // applies. Builds are judged again with the new settings, on their next request or in the
 // background, whichever is first. On an error nothing is changed.
 func (c *Cache) Reload(o Options) error {

@@ -222,6 +222,21 @@ type CheckResult struct {
 // Crashed reports whether the process of the check crashed.
 func (r CheckResult) Crashed() bool { return r.Outcome == Failed && r.Code == -1 }
 
+// HasFailed reports whether the graph did not load, which proves nothing if the outcome is
+// NotCheckable.
+func (r CheckResult) HasFailed() bool {
+	return r.Outcome != Passed && (r.Code > 0 || r.Signal != "")
+}
+
+// Recorded returns the outcome that a build's record keeps: Failed also for a build that did not
+// load, but whose device is not in this machine.
+func (r CheckResult) Recorded() string {
+	if r.HasFailed() {
+		return Failed
+	}
+	return r.Outcome
+}
+
 // Cause returns why it failed: "11 EP_FAIL: " and ORT's text, or how a crashed process ended.
 func (r CheckResult) Cause() string { return (&RefusedError{Code: r.Code, Text: r.Text}).Cause() }
 

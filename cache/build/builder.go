@@ -190,6 +190,7 @@ func (bd *Builder) AnswerWaiter(ctx context.Context, at *request.Attempt, result
 		a.Why = request.PutBy(result.Build)
 		a.Compatibility.Source, a.Compatibility.Reason = judge.SourcePut, a.Why
 	}
+	a.Compatibility = a.Compatibility.Doubted(result.Build)
 	return a, nil
 }
 

@@ -103,7 +103,7 @@ func (j *Job) check(ctx context.Context, out string, result compilers.Result,
 	if err != nil {
 		return nil, err
 	}
-	b.LoadCheck = checked.Outcome
+	b.LoadCheck = checked.Recorded()
 	j.memory = workers.peakMemory(j.memory, checked)
 	switch {
 	case checked.Outcome == compilers.Failed:

@@ -221,7 +221,7 @@ func (v *conversion) check(ctx context.Context, files []string) (*index.Build, e
 	if checked.Outcome == compilers.Failed {
 		return nil, fmt.Errorf("it does not load: %s", checked.Cause())
 	}
-	b.LoadCheck = checked.Outcome
+	b.LoadCheck = checked.Recorded()
 	if checked.GraphOptimizationLevel == "disable_all" {
 		b.GraphOptimizationLevel = checked.GraphOptimizationLevel
 	}

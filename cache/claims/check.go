@@ -316,7 +316,7 @@ func (cs *Claims) loadStaged(ctx context.Context, cl *claim, b *index.Build,
 	case checked.GraphOptimizationLevel == "disable_all":
 		b.GraphOptimizationLevel = "disable_all"
 	}
-	b.LoadCheck = checked.Outcome
+	b.LoadCheck = checked.Recorded()
 	for i := range b.EPs {
 		if checked.Ran && !b.EPs[i].TookNone && b.EPs[i].HardwareArchitecture == "" {
 			b.EPs[i].HardwareArchitecture = a.Marks[i].MachineClass

@@ -91,8 +91,9 @@ func (cs *Claims) Put(ctx context.Context, p request.Peer, put *Put,
 		cs.Store.Views().NotePathGiven(a.LeasedView)
 	}
 	a.Outcome, a.Why = request.Taken, "submitted by you"
-	a.Compatibility = judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut,
+	own := judge.Judgement{Verdict: compilers.Optimal, Source: judge.SourcePut,
 		Reason: request.PutBy(result.Build), At: cs.Now()}
+	a.Compatibility = own.Doubted(result.Build)
 	return cs.Lookup.FillAnswer(a, cl.WithRuntime(cl.Plan.EPs[0].Library, cl.Content)), nil
 }
 

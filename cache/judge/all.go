@@ -200,7 +200,8 @@ func makerOf(b *index.Build) maker {
 		fmt.Fprintf(&s, "%q %t %x %q %q %q %q ", f.Name, f.TookNone, f.LibraryDigest, f.SDKVersion,
 			f.HardwareArchitecture, f.CompatibilityString, f.DriverVersion)
 	}
-	return maker(s.String() + b.ORTVersion)
+	return maker(fmt.Sprintf("%s%s %d %t", s.String(), b.ORTVersion, b.IRVersion,
+		b.LoadCheck == compilers.Failed))
 }
 
 // lot is the builds of one maker.

@@ -199,9 +199,20 @@ func (f Marks) LaterIR(b *index.Build) bool {
 	return len(f) > 0 && f[0].IRVersion != 0 && b.IRVersion > f[0].IRVersion
 }
 
+// Doubted returns the judgement of a build that did not load where it was made, because its device
+// is not there or because it never does: its verdict is at most Unknown.
+func (j Judgement) Doubted(b *index.Build) Judgement {
+	if b.LoadCheck == compilers.Failed && Rank(j.Verdict) < Rank(compilers.Unknown) {
+		j.Verdict, j.Source = compilers.Unknown, ""
+		j.Reason += "; it did not load on the machine that made it, which lacks its device"
+	}
+	return j
+}
+
 // judgeNotLoaded returns the judgement of a build that was not loaded. Its verdict is at most
 // Unknown if a fact speaks against the build that only a load could refute.
 func (t *Target) judgeNotLoaded(b *index.Build, glance Judgement) Judgement {
+	glance = glance.Doubted(b)
 	if !t.Marks.LaterIR(b) || Rank(glance.Verdict) >= Rank(compilers.Unknown) {
 		return glance
 	}
@@ -254,6 +265,7 @@ func (x *Judge) BestKnown(b *index.Build) Judgement {
 		if !ok && rc.MadeBuild(b) && b.ORTVersion == rc.Spec.ORTVersion {
 			j, ok = Judgement{Verdict: compilers.Optimal, Source: SourceLibrary,
 				Reason: "compiled by equal libraries", At: b.Created, Runtime: rt.Name}, true
+			j = j.Doubted(b)
 		}
 		if ok && (best.Runtime == "" || Rank(j.Verdict) < Rank(best.Verdict)) {
 			best = j
@@ -291,7 +303,7 @@ func (x *Judge) glance(ctx context.Context, t *Target, b *index.Build) (Judgemen
 		}
 		out.Firm = firm
 	}
-	out.Firm = out.Firm && !t.Marks.LaterIR(b)
+	out.Firm = out.Firm && !t.Marks.LaterIR(b) && b.LoadCheck != compilers.Failed
 	out.At, out.Runtime = x.Now(), t.Runtime
 	return out, nil
 }

@@ -55,8 +55,10 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 		out.Verdict, out.Level = reports.Loads, t.GraphOptimizationLevel
 		out.Text = "it loads here, in a process of its own, with " + at.RuntimeName
 	case t.Outcome == compilers.NotCheckable:
-		out.Verdict = reports.Unverifiable
 		out.Text = "loading it cannot be tested on this machine, which lacks its device"
+		if t.HasFailed() {
+			out.Text += "; without it, it fails: " + compilers.LastWords(t.Text)
+		}
 	case t.Control != "":
 		out.Text = "it does not load here, but neither does a sound build: " +
 			compilers.LastWords(t.Control)

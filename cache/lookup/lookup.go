@@ -79,8 +79,8 @@ type Found struct {
 	Answer *request.Answer // nil if there is no build to serve
 	Why    string          // why there is none
 	Stale  bool            // there are builds, but none may be loaded with this runtime
-	// number of builds that are not served only because the caller reported them
-	Withheld int
+	// why the build that a compile would make again is withheld from the caller, "" if it is not
+	Withheld string
 }
 
 // Find finds the best build for the caller's runtime, and leases its view, or returns why not.
@@ -101,7 +101,9 @@ func (l *Lookup) Find(ctx context.Context, at *request.Attempt) (Found, error) {
 		case at.Plan.Outside && !at.Plan.MadeExactly(b): // cannot be judged without the libraries
 		case one.withheld:
 			found.Why = one.Refused
-			l.countWithheld(at, b, &found)
+			if at.Plan.MadeExactly(b) {
+				found.Withheld = l.o.Reports.WhyWithheld(b.ID, at.Peer.UID)
+			}
 		case cas.IsUnsound(one.notTried) || errors.Is(one.notTried, cas.ErrNotFound):
 			found.Why = l.o.Store.WithholdDamaged(ctx, b, one.notTried)
 		case one.Refused != "":
@@ -143,17 +145,6 @@ func (l *Lookup) FindExact(ctx context.Context, at *request.Attempt,
 		}
 	}
 	return nil
-}
-
-// countWithheld counts a build that is not served only because the caller reported it.
-func (l *Lookup) countWithheld(at *request.Attempt, b *index.Build, found *Found) {
-	switch {
-	case !at.Plan.MadeExactly(b) || l.o.Reports.WhyWithheld(b.ID, at.Peer.UID) == "":
-	case at.Plan.Outside: // the new build replaces it
-		found.Withheld = l.o.Reports.CountWithheld(at.Plan.RequestKey, at.Peer.UID)
-	default:
-		found.Withheld++
-	}
 }
 
 // serve serves the build, or stores in found why it cannot be served.

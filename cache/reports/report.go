@@ -25,6 +25,7 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/apierr"
+	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
@@ -51,25 +52,18 @@ const WithheldFromYou = "withheld from you"
 
 // Options are the dependencies of Reports.
 type Options struct {
-	Store    *store.Store
-	Rules    func() *rules.Set
-	Settings func() Settings
+	Store *store.Store
+	Rules func() *rules.Set
 	// Owner returns the host's user that owns a container's user.
 	Owner func(uid uint32) uint32
 	// Find returns the builds that the names select and the peer may see.
 	Find func(context.Context, rights.Peer, []string) ([]index.Build, error)
 	// Rebuild queues a rebuild of the build.
 	Rebuild func(b *index.Build, runtime, why string)
-	Now     func() time.Time
-	Log     *slog.Logger
-}
-
-// Settings may change while the daemon runs.
-type Settings struct {
-	Trusted []uint32 // reports of these users count without confirmation by others
-	// Quorum is how many different users must report a build that cannot be checked before the
-	// daemon withholds it from all.
-	Quorum int
+	// RunLater runs a function in the background until the daemon ends.
+	RunLater func(func(context.Context))
+	Now      func() time.Time
+	Log      *slog.Logger
 }
 
 // Reports handles the reports of clients, and remembers which builds are withheld from which user.
@@ -77,7 +71,7 @@ type Settings struct {
 type Reports struct {
 	o        Options
 	doubts   *userWithholds
-	limiter  rights.Limiter
+	deciding keyed.Group[*wire.ReportReply] // by build and user
 	reported memo.Table[reportKey, string]
 }
 
@@ -86,28 +80,25 @@ type reportKey struct {
 	build index.BuildID
 }
 
-// The rate limit of a user: a burst, because an update of an SDK may make many of an application's
-// models stale at the same time, and then one report in each interval.
 const (
-	reportBurst    = 60
-	reportInterval = 2 * time.Second
-	maxReportText  = 4096
-	maxReported    = 1 << 12 // number of last decisions that are remembered, by user and build
+	maxReportText = 4096
+	maxReason     = 1 << 10 // bytes of the reason that is kept
+	maxReported   = 1 << 12 // number of last decisions that are remembered, by user and build
 )
 
+// New returns a handler of reports that knows which builds an earlier daemon withheld from users.
 func New(o Options) *Reports {
-	return &Reports{o: o, doubts: newUserWithholds(o.Now),
-		limiter: rights.Limiter{Burst: reportBurst, Interval: reportInterval, Now: o.Now}}
+	var book memo.Book
+	if o.Store != nil {
+		book = &o.Store.Index().Memos
+	}
+	return &Reports{o: o, doubts: newUserWithholds(o.Now, book)}
 }
 
 // WhyWithheld returns why the build is withheld from the user, "" if it is not.
 func (rs *Reports) WhyWithheld(id index.BuildID, uid uint32) string {
-	return rs.doubts.reasonFor(id, uid)
-}
-
-// CountWithheld counts the builds of the request that are withheld from the user.
-func (rs *Reports) CountWithheld(request index.RequestKey, uid uint32) int {
-	return rs.doubts.countOfRequest(request, uid)
+	why, _ := rs.doubts.reasonFor(id, uid)
+	return why
 }
 
 // TotalWithheld counts the builds that are withheld from single users.
@@ -117,11 +108,10 @@ func (rs *Reports) TotalWithheld() int64 { return rs.doubts.total.Load() }
 type Verdict int
 
 const (
-	Unverified Verdict = iota // the examination had no result
+	Unverified Verdict = iota // it cannot be tested here, or the examination had no result
 	Loads
 	DoesNotLoad  // it does not load, but other builds do
 	DeviceAbsent // its device is not in this machine
-	Unverifiable // it does not load here, but may on another device
 	Damaged      // its bytes have changed
 )
 
@@ -139,38 +129,38 @@ type Examined struct {
 type Examine func(context.Context, *index.Build) (Examined, error)
 
 // Handle decides on a report. It does not trust the client, because one user must not be able to
-// withhold shared builds from all. It examines the build. Until that has a result, and if it has
-// none, the build is withheld from that user only, and from all only when enough users report the
-// same.
+// withhold shared builds from all, and because the text of an error proves nothing about a build.
+// It examines the build. Until that has a result, and if it has none, the build is withheld from
+// that user only.
 func (rs *Reports) Handle(ctx context.Context, p rights.Peer, r Report,
 	examine Examine) (*wire.ReportReply, error) {
 	if len(r.Text) > maxReportText {
 		r.Text = strings.ToValidUTF8(r.Text[:maxReportText], "")
-	}
-	owner := rs.o.Owner(p.UID)
-	if wait, ok := rs.limiter.Allow(owner); !ok {
-		return nil, apierr.New(apierr.Busy, nil, "too many reports").WithHint("the next one is "+
-			"accepted in %s; load with plain ONNX Runtime until "+
-			"then", wait.Round(time.Second)+time.Second)
 	}
 	b, err := rs.find(ctx, p, &r)
 	if err != nil {
 		return nil, err
 	}
 	rs.o.Store.Index().Counters.Add("reports", 1)
-	class := rs.classify(b, &r)
-	from := reporter{p.UID, owner}
-	d, err := rs.decide(ctx, from, r.Graph, class, reportedBuild{b, examine})
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, apierr.FromContext(ctx, "model %q", b.ModelName)
-		}
-		return nil, err
+	// A report is decided also if its client does not wait for that long, because its next start
+	// would load the build again otherwise.
+	d, err := rs.deciding.Do(ctx, rs.o.RunLater, fmt.Sprint(b.ID, p.UID),
+		func(ctx context.Context) (*wire.ReportReply, error) {
+			class := rs.classify(b, &r)
+			from := reporter{p.UID, rs.o.Owner(p.UID)}
+			d, err := rs.decide(ctx, from, r.Graph, class, reportedBuild{b, examine})
+			if err != nil {
+				return nil, err
+			}
+			d.Text, d.Hint, d.Class = wire.Valid(d.Text), wire.Valid(d.Hint), class.Name
+			d.State = cmp.Or(d.State, rs.o.Store.Index().Journal.StateOf(b.ID).Name)
+			rs.record(from, &r, b, d)
+			return d, nil
+		})
+	if err != nil && ctx.Err() != nil {
+		return nil, apierr.FromContext(ctx, "model %q", b.ModelName)
 	}
-	d.Text, d.Hint = wire.Valid(d.Text), wire.Valid(d.Hint)
-	d.Class, d.State = class.Name, cmp.Or(d.State, rs.o.Store.Index().Journal.StateOf(b.ID).Name)
-	rs.record(from, &r, b, d)
-	return d, nil
+	return d, err
 }
 
 // find returns the reported build, if it was served to the peer.
@@ -234,6 +224,18 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 	if !rs.isCopy(b, graph) {
 		return retryReply("the copy that you loaded was replaced"), nil
 	}
+	ds := rs.doubts
+	if why, decided := ds.reasonFor(b.ID, from.uid); decided {
+		// not checked again, so that repeated reports of a user cost nothing
+		return &wire.ReportReply{Decision: DecidedCompileYourself, Text: why,
+			State: WithheldFromYou, Hint: "load the model without epcached"}, nil
+	}
+	if !ds.add(b, from.uid, from.owner, "you reported that it does not load, and the report is "+
+		"being checked", time.Time{}) {
+		return nil, apierr.New(apierr.Busy, nil, "too many reports that could not be verified").
+			WithHint("load with plain ONNX Runtime")
+	}
+	defer ds.dropUndecided(b.ID, from.uid)
 	if view, err := rs.o.Store.View(ctx, b, store.Phases{Phase: func(string) {}}); err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -243,21 +245,8 @@ func (rs *Reports) decide(ctx context.Context, from reporter, graph string, clas
 		return retryReply(
 			"a file of the copy that you loaded was changed or missing; there is a new one"), nil
 	}
-	if class.Name == rules.NotStale {
-		return soundReply(class.Reason, class.Hint), nil
-	}
-	ds := rs.doubts
-	again := ds.reasonFor(b.ID, from.uid) != ""
-	if !again && !ds.add(b, from.uid, from.owner, "you reported that it does not load, and the "+
-		"report is being checked", false) {
-		return nil, apierr.New(apierr.Busy, nil, "too many reports that could not be verified").
-			WithHint("load with plain ONNX Runtime")
-	}
 	found, err := x.examine(ctx, b)
 	if err != nil {
-		if !again {
-			ds.drop(b.ID, from.uid)
-		}
 		return nil, err
 	}
 	return rs.applyDecision(from, b, class, found), nil
@@ -277,8 +266,10 @@ func (rs *Reports) applyDecision(from reporter, b *index.Build, class rules.Clas
 		}
 		return retryReply("%s", x.Text)
 	case Loads:
-		ds.endForUser(b.ID, from.uid)
 		d := soundReply("its bytes are intact, and "+x.Text, "")
+		if class.Name == rules.NotStale {
+			d.Text = class.Reason + "; " + d.Text
+		}
 		if class.Hint != "" {
 			d.Hint += "; " + class.Hint
 		}
@@ -287,17 +278,15 @@ func (rs *Reports) applyDecision(from reporter, b *index.Build, class rules.Clas
 		}
 		return d
 	case DoesNotLoad:
-		ds.endForUser(b.ID, from.uid)
 		rs.o.Store.Index().Counters.Add("reports_confirmed", 1)
 		rs.withdraw(b, x)
 		return retryReply("%s", x.Text)
 	case DeviceAbsent:
-		ds.drop(b.ID, from.uid)
 		return &wire.ReportReply{Decision: DecidedCompileYourself,
-			Text: x.Text + "; the build is sound",
+			Text: x.Text + "; its bytes are intact",
 			Hint: "load the source model with an execution provider of this machine"}
 	}
-	return rs.withholdFrom(from, b, x)
+	return rs.withholdFrom(from, b, class, x)
 }
 
 // withdraw withholds a build that does not load: from all users if it was made for exactly these
@@ -312,43 +301,26 @@ func (rs *Reports) withdraw(b *index.Build, x Examined) {
 	rs.o.Rebuild(b, x.Runtime, "reported, and "+x.Text)
 }
 
-// withholdFrom withholds a build that could not be checked from the reporter, and from all users if
-// enough of them have reported it.
-func (rs *Reports) withholdFrom(from reporter, b *index.Build, x Examined) *wire.ReportReply {
-	ds := rs.doubts
-	counts := x.Verdict == Unverified && b.Scope == "shared" // counts towards the quorum
-	why := "you reported that it does not load; " + x.Text
-	ds.add(b, from.uid, from.owner, why, counts) // the entry exists already, so the limit is kept
-	trusted := counts && slices.Contains(rs.o.Settings().Trusted, from.uid)
-	if n := ds.owners(b.ID); counts && (trusted || n >= rs.o.Settings().Quorum) {
-		reason := fmt.Sprintf("%d users reported that it does not load; %s", n, x.Text)
-		if trusted {
-			reason = "a trusted user reported that it does not load; " + x.Text
-		}
-		ds.endForAll(b.ID)
-		_ = rs.o.Store.Withhold(b.ID, index.Withheld, reason)
-		rs.o.Rebuild(b, "", reason)
-		return retryReply("%s", reason)
-	}
+// withholdFrom withholds a build that could not be checked from the reporter. The next compile for
+// the same libraries would make an equal build, so that only one of other libraries is replaced.
+func (rs *Reports) withholdFrom(from reporter, b *index.Build, class rules.Class,
+	x Examined) *wire.ReportReply {
+	// The entry exists already, so the limit is kept.
+	why := fmt.Sprintf("you reported that it does not load (%s); %s", class.Reason, x.Text)
+	why = strings.ToValidUTF8(why[:min(len(why), maxReason)], "")
+	rs.doubts.add(b, from.uid, from.owner, why, rs.o.Now().Add(WithholdTime))
 	d := &wire.ReportReply{Decision: DecidedRetry, Text: x.Text, State: WithheldFromYou,
-		Hint: "retry: the daemon compiles another build for this user"}
-	switch {
-	case ds.countOfRequest(b.RequestKey, from.uid) >= MaxRounds:
+		Hint: "retry: the daemon compiles another build"}
+	if x.MadeForIt || b.Put && b.UID == from.uid {
 		d.Decision = DecidedCompileYourself
-		d.Hint = fmt.Sprintf("two builds did not load for this user: load the model without "+
-			"epcached, which serves a build again after %s", WithholdTime)
-	case b.Put && b.UID == from.uid:
-		// The daemon has no other build, and compiling again would make the same one.
-		d.Decision = DecidedCompileYourself
-		d.Hint = "your own libraries compiled it: load the model without epcached; the next " +
-			"session may recompile it"
+		d.Hint = fmt.Sprintf("load the model without epcached: equal libraries would compile an "+
+			"equal build, and this one is served to you again after %s", WithholdTime)
+	}
+	if class.Hint != "" {
+		d.Hint += "; " + class.Hint
 	}
 	return d
 }
-
-// MaxRounds is how often a user gets another build for the same request after a report that cannot
-// be checked.
-const MaxRounds = 2
 
 func retryReply(format string, args ...any) *wire.ReportReply {
 	return &wire.ReportReply{Decision: DecidedRetry, Text: fmt.Sprintf(format, args...),
@@ -378,10 +350,10 @@ func (rs *Reports) record(from reporter, r *Report, b *index.Build, d *wire.Repo
 }
 
 // userWithholds has the builds that are withheld from single users who reported that they do not
-// load. It is in memory only: after a restart such a build is served again, and the user may report
-// it again.
+// load. Entries of reports that were decided are kept over restarts.
 type userWithholds struct {
 	now   func() time.Time
+	book  memo.Book    // nil: nothing is kept
 	total atomic.Int64 // number of entries; while it is 0, a hit takes no lock
 	mu    sync.Mutex
 	known map[withholdKey]userWithhold // guarded by mu
@@ -393,38 +365,56 @@ type withholdKey struct {
 }
 
 type userWithhold struct {
-	owner   uint32
-	request index.RequestKey
-	why     string
-	counts  bool // counts towards the quorum
-	until   time.Time
+	Build index.BuildID
+	UID   uint32
+	Owner uint32
+	Why   string
+	Until time.Time // zero: the report is being checked
 }
 
 const (
 	WithholdTime     = 24 * time.Hour
 	withholdsPerUser = 256
-	maxWithholds     = 1 << 14
+	maxWithholds     = 1 << 12 // bounds the memo that is written for each decision
 )
 
-func newUserWithholds(now func() time.Time) *userWithholds {
-	return &userWithholds{now: now, known: make(map[withholdKey]userWithhold)}
+const withholdsMemo = "withheld from users"
+
+func newUserWithholds(now func() time.Time, book memo.Book) *userWithholds {
+	ds := &userWithholds{now: now, book: book, known: make(map[withholdKey]userWithhold)}
+	if book != nil {
+		kept, _ := memo.Recall[[]userWithhold](book, withholdsMemo)
+		for _, d := range kept {
+			ds.known[withholdKey{d.Build, d.UID}] = d
+		}
+	}
+	ds.total.Store(int64(len(ds.known)))
+	return ds
 }
 
-// add withholds a build from a user. It reports false if the user has too many entries.
-func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string, counts bool) bool {
+// add withholds a build from a user, until a time or while the report is being checked. It reports
+// false if the user has too many entries.
+func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string,
+	until time.Time) bool {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	key := withholdKey{b.ID, uid}
 	if _, again := ds.known[key]; !again && ds.atLimit(owner) {
-		ds.delete(func(_ withholdKey, d userWithhold) bool { return ds.now().After(d.until) })
+		ds.delete(func(_ withholdKey, d userWithhold) bool { return ds.isOver(d) })
 		if ds.atLimit(owner) {
 			return false
 		}
 	}
-	ds.known[key] = userWithhold{owner: owner, request: b.RequestKey, why: why, counts: counts,
-		until: ds.now().Add(WithholdTime)}
+	ds.known[key] = userWithhold{b.ID, uid, owner, why, until}
 	ds.total.Store(int64(len(ds.known)))
+	if !until.IsZero() {
+		ds.save()
+	}
 	return true
+}
+
+func (ds *userWithholds) isOver(d userWithhold) bool {
+	return !d.Until.IsZero() && ds.now().After(d.Until)
 }
 
 // atLimit reports whether the owner or the table has no space for another entry. The caller holds
@@ -432,7 +422,7 @@ func (ds *userWithholds) add(b *index.Build, uid, owner uint32, why string, coun
 func (ds *userWithholds) atLimit(owner uint32) bool {
 	own := 0
 	for _, d := range ds.known {
-		if d.owner == owner {
+		if d.Owner == owner {
 			own++
 		}
 	}
@@ -441,43 +431,51 @@ func (ds *userWithholds) atLimit(owner uint32) bool {
 
 // delete removes the entries that which selects. The caller holds mu.
 func (ds *userWithholds) delete(which func(withholdKey, userWithhold) bool) {
-	maps.DeleteFunc(ds.known, which)
+	decided := false
+	maps.DeleteFunc(ds.known, func(k withholdKey, d userWithhold) bool {
+		gone := which(k, d)
+		decided = decided || gone && !d.Until.IsZero()
+		return gone
+	})
 	ds.total.Store(int64(len(ds.known)))
+	if decided {
+		ds.save()
+	}
 }
 
-// reasonFor returns why the build is withheld from the user, "" if it is not.
-func (ds *userWithholds) reasonFor(id index.BuildID, uid uint32) string {
+// save keeps the entries of decided reports. The caller holds mu.
+func (ds *userWithholds) save() {
+	if ds.book == nil {
+		return
+	}
+	decided := slices.DeleteFunc(slices.Collect(maps.Values(ds.known)),
+		func(d userWithhold) bool { return d.Until.IsZero() })
+	// Best effort: without it, the builds are reported again after a restart.
+	_ = memo.Save(ds.book, withholdsMemo, decided)
+}
+
+// reasonFor returns why the build is withheld from the user, "" if it is not, and whether the
+// report is decided.
+func (ds *userWithholds) reasonFor(id index.BuildID, uid uint32) (why string, decided bool) {
 	if ds.total.Load() == 0 {
-		return ""
+		return "", false
 	}
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
 	d, ok := ds.known[withholdKey{id, uid}]
-	if !ok || ds.now().After(d.until) {
-		return ""
+	if !ok || ds.isOver(d) {
+		return "", false
 	}
-	return d.why
+	return d.Why, !d.Until.IsZero()
 }
 
-func (ds *userWithholds) drop(id index.BuildID, uid uint32) {
+// dropUndecided removes the entry of a report whose check ended without withholding the build.
+func (ds *userWithholds) dropUndecided(id index.BuildID, uid uint32) {
 	ds.mu.Lock()
 	defer ds.mu.Unlock()
-	ds.delete(func(k withholdKey, _ userWithhold) bool { return k == withholdKey{id, uid} })
-}
-
-// endForUser removes a user's entry after the build was checked with that user's runtime. Entries
-// of other users remain, because these may have another runtime, but no longer count towards the
-// quorum.
-func (ds *userWithholds) endForUser(id index.BuildID, uid uint32) {
-	ds.drop(id, uid)
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	for k, d := range ds.known {
-		if k.build == id {
-			d.counts = false
-			ds.known[k] = d
-		}
-	}
+	ds.delete(func(k withholdKey, d userWithhold) bool {
+		return k == withholdKey{id, uid} && d.Until.IsZero()
+	})
 }
 
 // endForAll removes all entries of a build after it was checked.
@@ -487,37 +485,11 @@ func (ds *userWithholds) endForAll(id index.BuildID) {
 	ds.delete(func(k withholdKey, _ userWithhold) bool { return k.build == id })
 }
 
-// owners counts the different users with reports of the build that count towards the quorum.
-func (ds *userWithholds) owners(id index.BuildID) int {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	distinct := make(map[uint32]bool)
-	for k, d := range ds.known {
-		if k.build == id && d.counts && !ds.now().After(d.until) {
-			distinct[d.owner] = true
-		}
-	}
-	return len(distinct)
-}
-
-// countOfRequest counts the builds of the request that are withheld from the user.
-func (ds *userWithholds) countOfRequest(request index.RequestKey, uid uint32) int {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	n := 0
-	for k, d := range ds.known {
-		if k.uid == uid && d.request == request && !ds.now().After(d.until) {
-			n++
-		}
-	}
-	return n
-}
-
-// ErrWithheld returns the error that refuses another compile to a user that has reported MaxRounds
-// builds of the request.
-func ErrWithheld(model string, key index.RequestKey) error {
-	return apierr.New(apierr.Stale, nil, "model %q: you reported that its builds do not load, "+
-		"which could not be verified", model).
+// ErrWithheld returns the error that refuses a compile to a user who reported the build that the
+// compile would make again. why says what was found.
+func ErrWithheld(model string, key index.RequestKey, why string) error {
+	const text = "model %q: its build is withheld from you: %s"
+	return apierr.New(apierr.Stale, nil, text, model, why).
 		WithFact("request_key", key.String()).
 		WithHint("load the model without epcached, which serves a build again after "+
 			"%s", WithholdTime)

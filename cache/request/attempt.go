@@ -130,16 +130,6 @@ func (at *Attempt) WithoutProgress() *Attempt {
 	return &out
 }
 
-// WithOwnScope returns the attempt of a user who reported that the shared build does not load. The
-// new build is private to that user, and others keep the shared one.
-func (at *Attempt) WithOwnScope() *Attempt {
-	own := *at.Request
-	if own.Store != "none" {
-		own.Store = "user"
-	}
-	return at.WithModel(at.Identity, &own)
-}
-
 // AsAdoption returns the attempt to store the request's own compiled model.
 func (at *Attempt) AsAdoption(r *Request) *Attempt {
 	out := at.WithModel(at.Identity, r)

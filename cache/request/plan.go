@@ -124,8 +124,9 @@ func (p *Plan) OwnJudgement(b *index.Build, runtime string) judge.Judgement {
 	if from := Origin(b); from != "" {
 		reason += "; " + from
 	}
-	return judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason,
+	j := judge.Judgement{Verdict: compilers.Optimal, Source: source, Reason: reason,
 		At: b.Created, Runtime: runtime}
+	return j.Doubted(b)
 }
 
 // JudgeTarget is the target that a build is judged for: a runtime and a request's execution

@@ -35,7 +35,7 @@ func TestClassify(t *testing.T) {
 		class    string
 	}{
 		{"QNN: a newer SDK's binary", qnn, 10, context, Stale},
-		{"QNN: graph optimisation", qnn, 11, "the count of graph inputs does not match", NotStale},
+		{"QNN: graph optimisation", qnn, 11, "the count of graph inputs does not match", Unclear},
 		{"QNN: failed otherwise", qnn, 11, "something", Unclear},
 		{"QNN: node not taken", qnn, 9,
 			"Available session execution providers: [QNNExecutionProvider, CPUExecutionProvider].",

@@ -32,9 +32,7 @@ allow_options = ["session/x"]
 quiet_seconds = 0.25
 poll_seconds = 4
 keep_source = "copy"
-trusted_reporters = [8]
 publishers = [9]
-report_quorum = 5
 [claims]
 deadline_seconds = 1.25
 bytes = 13
@@ -103,7 +101,6 @@ unpacked_dir = "/unpacked"
 		Jobs: 3, JobsMemory: 12, PathAccess: true, Administrators: []uint32{7},
 		AllowOptions: []string{"session/x"}, Rules: set,
 		Quiet: 250 * time.Millisecond, Poll: 4 * time.Second, KeepSource: "copy",
-		TrustedReporters: []uint32{8}, ReportQuorum: 5,
 		Space: store.SpaceOptions{Budget: store.Amount{Percent: 30},
 			Floor: store.Amount{Bytes: 5 << 30}, MaxUnused: 240 * time.Hour, MaxEntries: 77,
 			UserBytes: store.Amount{Bytes: 8 << 20}, UserShare: store.Amount{Percent: 10}},

@@ -118,9 +118,9 @@ func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 		os.WriteFile(filepath.Join(directory, "10.toml"), []byte(ruleFile("optimal")), 0o644))
 	d.requireEvent("changed and in effect: rules")
 
-	replace(t, path, noticing+"jobs = 3\nreport_quorum = 5\n[limits]\nwall_seconds = "+
+	replace(t, path, noticing+"jobs = 3\nkeep_source = \"none\"\n[limits]\nwall_seconds = "+
 		"7.0\n[[runtime]]\ndirectory = \"rt\"\n")
-	d.requireEvent("report_quorum", "runtime", "after a restart: jobs, limits.wall_seconds")
+	d.requireEvent("keep_source", "runtime", "after a restart: jobs, limits.wall_seconds")
 	require.Contains(t, strings.Join(d.status().Warnings, "\n"),
 		"after a restart: jobs, limits.wall_seconds")
 	require.Len(t, d.status().Runtimes, 1)

@@ -67,10 +67,8 @@ func TestWrongValues(t *testing.T) {
 			`:1:1: field "jobs": it is a number and must be a whole number`},
 		"user by name": {"administrators = [0,\n  \"root\"]\n",
 			`:2:3: field "administrators[2]": it is a text and must be a whole number`},
-		"nobody's user id": {"trusted_reporters = [4294967295]\n",
-			`:1:22: field "trusted_reporters[1]": 4294967295 is not 0 to 4294967294`},
-		"no quorum": {"report_quorum = 0\n",
-			`:1:1: field "report_quorum": 0 is not 1 to`},
+		"nobody's user id": {"publishers = [4294967295]\n",
+			`:1:15: field "publishers[1]": 4294967295 is not 0 to 4294967294`},
 		"no quiet": {"quiet_seconds = 0\n",
 			`:1:1: field "quiet_seconds": 0 is not 0.01 to 3600`},
 		"rules in a text": {"rules = \"/x\"\n",
@@ -206,7 +204,6 @@ func TestDefaults(t *testing.T) {
 			Unsupported: "recompile", MeasureGain: true}, s.Policies[""])
 	require.Equal(t, Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5}, s.Rebuild)
 	require.Equal(t, "reference", s.KeepSource)
-	require.EqualValues(t, 3, s.ReportQuorum)
 	require.Equal(t, []float64{1, 2}, []float64{s.Quiet, s.Poll})
 	for _, f := range s.Fields() {
 		require.Equal(t, fromDefault, f.Origin, f.Name)
@@ -272,9 +269,7 @@ rules = ["/r", "/r2"]
 quiet_seconds = 0.5
 poll_seconds = 7
 keep_source = "copy"
-trusted_reporters = [4]
 publishers = [6]
-report_quorum = 5
 on_expired = "warn"
 autostart = false
 idle_exit = "1h"
@@ -373,9 +368,13 @@ func TestARemovedFieldIsAWarning(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, again.Warnings())
 	}
-	s, _, err := load(t, "standby_seconds = 30.0\n")
+	s, _, err := load(t, "standby_seconds = 30.0\nreport_quorum = 2\ntrusted_reporters = [7]\n")
 	require.NoError(t, err)
-	require.Len(t, s.Warnings(), 1)
+	require.Len(t, s.Warnings(), 3)
+	for _, w := range s.Warnings()[1:] {
+		require.ErrorContains(t, w, "a report leads to a load of the build")
+		require.ErrorContains(t, w, "use epcachectl invalidate")
+	}
 	_, _, err = load(t, "compress_after = \"7d\"\n")
 	require.ErrorContains(t, err, "unknown field")
 }
@@ -489,8 +488,7 @@ func TestSampleFile(t *testing.T) {
 	s.File, s.fields, d.fields = "", nil, nil
 	for _, lists := range []*Settings{s, d} {
 		// empty, and not there at all
-		lists.AllowOptions, lists.TrustedReporters, lists.Publishers, lists.Trust = nil,
-			nil, nil, nil
+		lists.AllowOptions, lists.Publishers, lists.Trust = nil, nil, nil
 		lists.Sandbox.Read, lists.Sandbox.Write = nil, nil
 	}
 	require.Equal(t, d, s)

@@ -55,11 +55,9 @@ type Settings struct {
 	// Files or directories of rules, over the shipped ones.
 	Rules []string `toml:"rules" is:"path"`
 	// Seconds.
-	Quiet            float64  `toml:"quiet_seconds" range:"0.01 3600"`
-	Poll             float64  `toml:"poll_seconds" range:"0.1 86400"`
-	KeepSource       string   `toml:"keep_source" in:"reference,copy,none"`
-	TrustedReporters []uint32 `toml:"trusted_reporters" range:"0 4294967294"`
-	ReportQuorum     uint64   `toml:"report_quorum" range:"1 1048576"`
+	Quiet      float64 `toml:"quiet_seconds" range:"0.01 3600"`
+	Poll       float64 `toml:"poll_seconds" range:"0.1 86400"`
+	KeepSource string  `toml:"keep_source" in:"reference,copy,none"`
 	// Clients may start the user's own daemon.
 	Autostart bool `toml:"autostart"`
 	// As ParseDuration reads it; "": as for IdleAfter.
@@ -277,7 +275,7 @@ func Defaults() *Settings {
 		},
 		Sandbox: Sandbox{Namespaces: true},
 		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
-		Quiet:   1, Poll: 2, KeepSource: "reference", ReportQuorum: 3, Autostart: true,
+		Quiet:   1, Poll: 2, KeepSource: "reference", Autostart: true,
 		OnExpired: "refuse",
 		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh",
 			Unsupported: "recompile", MeasureGain: true}},
@@ -342,8 +340,13 @@ var removedKeys = map[string]string{
 	"space.compress_after": "packing now compresses a build's own bytes if that saves an eighth",
 	"standby_seconds":      "a worker now starts with its compile",
 	"threshold":            oneSignature,
+	"report_quorum":        loadedOnReport,
+	"trusted_reporters":    loadedOnReport,
 	"*.threshold":          oneSignature, // of a remote
 }
+
+const loadedOnReport = "a report leads to a load of the build; to withhold a build from all " +
+	"users without one, use epcachectl invalidate"
 
 const oneSignature = "one signature counts; limit what a key may sign with the lines EPs, " +
 	"Builders, Requests and Not-After in its file of trust"

@@ -196,7 +196,7 @@ func (r *Reloader) noteRefused(err error) {
 // immediateFields take effect while the daemon runs. All others wait for the next start.
 var immediateFields = []string{"log_level", "administrators", "publishers", "allow_options",
 	"rules", "trust", "on_expired", "signing_key", "remote", "layer",
-	"keep_source", "trusted_reporters", "report_quorum",
+	"keep_source",
 	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack",
 	"space.pack_after", "space.verify_every", "space.budget", "space.free_floor",
 	"space.max_unused", "space.max_entries", "space.user_bytes", "space.user_share"}
