@@ -113,6 +113,8 @@ func (e *export) check(args []string) (err error) {
 	case e.modelPackage != "" && (e.key != "" || e.facts != ""):
 		return exit.Usagef("export: --model-package cannot be combined with --key or --for, " +
 			"because its format has no place for them")
+	case e.key == "" && e.notAfter != "":
+		return exit.Usagef("export: --not-after needs --key: it is the expiry of a signature")
 	case e.to == "-" && e.JSON:
 		return exit.Usagef("export: --to - and --json both write to standard output")
 	case e.to == "-" && e.Print.Terminal:

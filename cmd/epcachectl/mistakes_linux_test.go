@@ -31,6 +31,27 @@ func TestMistypedWordsHaveASuggestion(t *testing.T) {
 	}
 }
 
+func TestFlagsThatWouldNotBeUsedAreRefused(t *testing.T) {
+	newStandIn(t).serve()
+	for line, want := range map[string]string{
+		"get m --ep E --force":                        "--force needs --out",
+		"status --every 1s":                           "--every needs --watch",
+		"export --all --to x --not-after 2027-01-31":  "--not-after needs --key",
+		"run --option K=V -- true":                    "--option needs --ep",
+		"get m --ep E --build 12":                     "--build needs --state",
+		"get m --ep E --unpack-to x":                  "--unpack-to needs --state",
+		"get m --ep E --on-miss claim --share":        "two models or more",
+		"get m n --ep E --share --embed":              "exclude each other",
+		"check --quick --deep":                        "one of --quick, --deep",
+		"get m n --ep E --share --on-miss claim":      "takes one model",
+		"export --all --model-package x --for f.toml": "cannot be combined",
+	} {
+		r := call(t, strings.Fields(line)...)
+		require.Equal(t, exit.BadUsage, r.code, line+": "+r.err)
+		require.Contains(t, r.err, want, line)
+	}
+}
+
 // A script that asks for JSON gets it of every error, with the exit status that the call has.
 func TestErrorsAreJSONForScripts(t *testing.T) {
 	b := newStandIn(t)

@@ -33,6 +33,9 @@ interrupted, also over restarts of the daemon; with --json it prints an object a
   epcachectl status --watch --every 1s`,
 		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !watch && cmd.Flags().Changed("every") {
+				return exit.Usagef("status: --every needs --watch")
+			}
 			if every < 100*time.Millisecond {
 				return exit.Usagef("--every %v: must be 100ms or more", every)
 			}

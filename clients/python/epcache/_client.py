@@ -120,6 +120,15 @@ class Client:
         BadRequest for invalid input, Unavailable if the daemon has no such execution provider or
         device; OSError for a file that cannot be opened, and ValueError for an invalid argument.
         """
+        requested = providers(eps)
+        if named := [ep for ep in requested if ep.library]:
+            raise ValueError(
+                f"ExecutionProvider.library is for sessions; to name the library of "
+                f"{named[0].name} here: runtime=Runtime(libraries=(Library({named[0].name!r}, "
+                f"{named[0].library!r}),))"
+            )
+        if external is not None and group:
+            raise ValueError("external= opens the files of one model, and group= names several")
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         entries = dict(session_options or {})
         directory = entries.pop(DIRECTORY_ENTRY, None)
@@ -150,14 +159,7 @@ class Client:
                 stack.enter_context(open_model(one, None, directory, version)) for one in group
             ]
             return Acquire(
-                self._connections,
-                sources,
-                providers(eps),
-                where,
-                request,
-                deadline,
-                progress,
-                may_claim,
+                self._connections, sources, requested, where, request, deadline, progress, may_claim
             ).run()
 
     def explain(
@@ -166,6 +168,8 @@ class Client:
         """Returns what the daemon would do for a request, and why; it compiles nothing. Takes the
         arguments of acquire.
         """
+        if request.get("on_miss") not in (None, "wait", "explain"):
+            raise ValueError(f"on_miss {request['on_miss']!r}: explain compiles nothing")
         with self.acquire(model, eps, **{**request, "on_miss": "explain"}) as artefact:
             if artefact.explanation is None:
                 raise _errors.ProtocolError("the daemon sent no explanation")

@@ -139,7 +139,7 @@ def _request(job: Job, answer: Artefact, claim: Claim, model: str, output: str) 
             for one in selectors
             if one is not None  # why_not has the reason otherwise
         ]
-        options = plugin.options(answer.provider_options.get(plugin.ep.name, plugin.ep.options))
+        options = plugin.options(_given(plugin, answer))
         eps.append(
             {
                 "Name": plugin.ep.name,
@@ -164,6 +164,11 @@ def _request(job: Job, answer: Artefact, claim: Claim, model: str, output: str) 
     }
 
 
+def _given(plugin: Plugin, answer: Artefact) -> dict[str, str]:
+    """Returns the provider options to compile with: the daemon's, and those that name a file."""
+    return {**answer.provider_options.get(plugin.ep.name, plugin.ep.options), **plugin.ep.files}
+
+
 def _in_process(job: Job, answer: Artefact, claim: Claim, output: str) -> _worker.Result:
     options = ort.SessionOptions()
     for key, value in _entries(job, answer, claim).items():
@@ -173,7 +178,7 @@ def _in_process(job: Job, answer: Artefact, claim: Claim, output: str) -> _worke
     for denotation, size in job.dims_by_denotation.items():
         options.add_free_dimension_override_by_denotation(denotation, size)
     for plugin in job.plugins:
-        plugin.add_to(options, answer.provider_options.get(plugin.ep.name, plugin.ep.options))
+        plugin.add_to(options, _given(plugin, answer))
     level = LEVELS_BY_NAME[answer.graph_optimization_level or "disable_all"]
     started = time.monotonic()
     try:

@@ -100,6 +100,8 @@ def warm(
     `why` and does not affect the others. Raises NoDaemon if no daemon answers, Unavailable if the
     execution provider is missing.
     """
+    if progress and not wait:
+        raise ValueError("progress= needs wait=True: otherwise warm returns before the compiles")
     asked = client or shared_client()
     until = time.monotonic() + (asked._timeout if timeout is None else timeout)
     wishes = {

@@ -68,6 +68,11 @@ class Plugin:
     devices: list[Any]
     library: Library | None  # None: part of ONNX Runtime itself
 
+    @property
+    def given(self) -> dict[str, str]:
+        """The application's provider options, with those that name a file."""
+        return {**self.ep.options, **self.ep.files}
+
     def options(self, given: Mapping[str, str]) -> dict[str, str]:
         """Returns the provider options for this process: libraries are replaced by those beside its
         own plugin.
@@ -128,7 +133,20 @@ def plugin(ep: ExecutionProvider, devices: list[Any] | None = None) -> Plugin:
                 return Plugin(_named_device(ep), [], None)
             ep = _device_of_option(ep)
             devices = _matching_devices(ep, _listed_devices(ep))
-        return Plugin(ep, devices, _library_of(ep, devices[0]))
+        library = _library_of(ep, devices[0])
+        if ep.library and library is not None and not _is_file(ep.library, library.path):
+            raise _errors.Unavailable(
+                f"{ep.name} is registered in this process from {library.path}, and not from "
+                f"{ep.library}",
+                "ONNX Runtime has one library for each name",
+            )
+        return Plugin(ep, devices, library)
+
+
+def _is_file(path: str, other: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samefile(path, other)
+    return False
 
 
 def _has_no_devices(ep: ExecutionProvider) -> bool:

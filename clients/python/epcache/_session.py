@@ -26,6 +26,7 @@ from ._session_request import Source, SessionRequest, session_request
 # but shorter than most compiles in this process.
 RESTART_LIMIT = 2.0
 
+_ACTIONS = ("wait", "background", "claim", "fail", "fetch", "refresh", "bypass")
 _PASSED_ON = frozenset(("read_config_from_model", "disabled_optimizers", "enable_fallback"))
 
 
@@ -98,6 +99,10 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
                 f"meanwhile={meanwhile!r}: it needs on_miss='background' and an execution "
                 "provider built into ONNX Runtime"
             )
+        if on_miss not in _ACTIONS:
+            raise ValueError(
+                f"on_miss {on_miss!r}: must be one of {', '.join(_ACTIONS)} for a session"
+            )
         if output is not None and on_miss == "claim":
             raise ValueError("output= cannot be used with on_miss='claim'")
         falls_back = kwargs.pop("enable_fallback", None)
@@ -128,9 +133,6 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
             self.enable_fallback()
         if text := self._warning(client):
             warnings.warn(_errors.printable(text), _errors.EpcacheWarning, stacklevel=2)
-
-    _own_fallback: Any = 1  # ONNX Runtime's enable_fallback for the program's own `providers`
-    _is_own = False  # whether it is ONNX Runtime's session for these
 
     _own_fallback: Any = 1  # ONNX Runtime's enable_fallback for the program's own `providers`
     _is_own = False  # whether it is ONNX Runtime's session for these
@@ -336,7 +338,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         if artefact.graph_optimization_level:
             options.graph_optimization_level = LEVELS_BY_NAME[artefact.graph_optimization_level]
         for p in self._wanted.plugins:
-            p.add_to(options, artefact.provider_options.get(p.ep.name, p.ep.options))
+            p.add_to(options, artefact.provider_options.get(p.ep.name, p.given))
         return options
 
     def _load_plain(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Union
 from . import _errors, _plugins, _providers
 from ._artefact import Artefact
 from ._client import Client
-from ._fields import dataclass, field
+from ._fields import dataclass, field, replace
 from ._onnxruntime import ort
 from ._plugins import Plugin
 from ._record import Record, resolve_policy
@@ -76,7 +76,12 @@ class SessionRequest:
             ),
         }
         return functools.partial(
-            client.acquire, self.source, [p.ep for p in self.plugins], **asked, **wishes
+            client.acquire,
+            self.source,
+            # the library is in the runtime
+            [replace(p.ep, library="") for p in self.plugins],
+            **asked,
+            **wishes,
         )
 
     def add_providers(self, options: ort.SessionOptions) -> None:
@@ -86,7 +91,7 @@ class SessionRequest:
         if options.has_providers():
             return
         for p in self.plugins:
-            p.add_to(options, p.ep.options)
+            p.add_to(options, p.given)
         if options is self.options:
             _added[options] = [p.ep for p in self.plugins]
 
@@ -129,6 +134,11 @@ def session_request(
             "execution providers are named twice: by ep=, and "
             f"{'in the session options' if named else 'by providers='}"
         )
+    if ep is not None and name_options:
+        raise ValueError(
+            "provider_options= belongs to providers=; beside ep= write the options into it: "
+            f"ep={_with_options(ep, name_options)}"
+        )
     if ep is not None:
         _take_eps(result, providers(ep))
     elif names:
@@ -152,6 +162,19 @@ def session_request(
             "epcache.SessionOptions"
         )
     return result
+
+
+def _with_options(
+    ep: EPSpec | Sequence[EPSpec], options: Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
+) -> str:
+    """Returns the form of `ep` with these options, as a program writes it."""
+    given = [options] if isinstance(options, Mapping) else list(options)
+    names = [one.name + (":" + one.devices[0].type if one.devices else "") for one in providers(ep)]
+    pairs = [
+        repr((name, {str(key): value for key, value in more.items()}))
+        for name, more in zip(names, given, strict=False)
+    ]
+    return pairs[0] if len(pairs) == 1 and len(names) == 1 else f"[{', '.join(pairs)}]"
 
 
 def _take_eps(result: SessionRequest, specified: Sequence[ExecutionProvider]) -> None:

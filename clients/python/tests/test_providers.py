@@ -200,6 +200,12 @@ def test_names_override_the_devices_of_the_options(source: str) -> None:
         ({"providers": [(CPU, {"a": "1"})], "provider_options": [{"b": "1"}]}, "given twice"),
         ({"providers": CPU}, "a list of names"),
         ({"provider_options": [{}]}, "without providers"),
+        (
+            {"ep": f"{OPENVINO.name}:CPU", "provider_options": [{"num_of_threads": "1"}]},
+            r"write the options into it: ep=\('OpenVINOExecutionProvider:CPU', "
+            r"{'num_of_threads': '1'}\)",
+        ),
+        ({"ep": OPENVINO.name, "on_miss": "key_only"}, "must be one of wait, background"),
         ({}, "no execution provider named"),
     ],
 )
@@ -234,6 +240,39 @@ def test_unknown_device_type_is_an_error(source: str) -> None:
         epcache.InferenceSession(
             source, providers=[(OPENVINO.name, {"device_type": "HETERO:GPU,CPU"})]
         )
+
+
+@pytest.mark.parametrize("function", [epcache.why, epcache.warm, epcache.compile])
+def test_options_beside_ep_are_refused_by_every_function(
+    source: str, tmp_path: Path, function: Any
+) -> None:
+    more = {"directory": tmp_path / "out"} if function is epcache.compile else {}
+    with pytest.raises(ValueError, match="provider_options= belongs to providers="):
+        function(source, ep=OPENVINO.name, provider_options=[{"a": "1"}], **more)
+    with pytest.raises(ValueError, match="provider_options= belongs to providers="):
+        epcache.SessionGroup([source] * 2, ep=OPENVINO.name, provider_options=[{"a": "1"}])
+
+
+def test_arguments_that_would_not_be_used_are_refused(source: str, tmp_path: Path) -> None:
+    one = epcache.ExecutionProvider(OPENVINO.name, library="/lib/other.so")
+    with pytest.raises(ValueError, match=r"runtime=Runtime\(libraries="):
+        epcache.Client("/nowhere").acquire(source, one)
+    with pytest.raises(ValueError, match="external= opens the files of one model"):
+        epcache.Client("/nowhere").acquire(
+            source, OPENVINO.name, group=[source], external=lambda location: 0
+        )
+    with pytest.raises(ValueError, match="explain compiles nothing"):
+        epcache.Client("/nowhere").explain(source, OPENVINO.name, on_miss="refresh")
+    with pytest.raises(ValueError, match="needs wait=True"):
+        epcache.warm(source, ep=OPENVINO.name, progress=True)
+    _plugins.plugin(epcache.ExecutionProvider(OPENVINO.name))  # registers its own library
+    with pytest.raises(epcache.Unavailable, match="registered in this process from"):
+        epcache.InferenceSession(source, ep=one, client=False)
+
+
+def test_plain_session_gets_the_options_that_name_a_file() -> None:
+    one = epcache.ExecutionProvider("E", options={"a": "1"}, files={"f": "/file"})
+    assert _plugins.Plugin(one, [], None).given == {"a": "1", "f": "/file"}
 
 
 def test_same_plain_options_twice(source: str) -> None:

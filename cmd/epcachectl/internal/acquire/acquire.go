@@ -179,6 +179,8 @@ func (g *Get) check(models []string) (wire.OnMiss, error) {
 	}
 	err := cmp.Or(
 		usageMistake(len(models) == 0, "no model", "epcachectl get MODEL --ep EP"),
+		usageMistake(g.force && g.out == "", "--force needs --out: only files there are replaced",
+			""),
 		usageMistake(g.share && len(models) < 2, "--share: a group has two models or more",
 			"epcachectl get --share MODEL MODEL... --ep EP"),
 		usageMistake(g.share && g.Request.embed,
