@@ -360,10 +360,10 @@ func (i EPInfo) HardwareOf(compatibility string) string {
 	return strings.Join(m[min(1, len(m)):], "/")
 }
 
-// ForFingerprint keeps those options that the fingerprint depends on. For an EP without an entry it
-// keeps all, because the fingerprint may depend on any.
+// ForFingerprint keeps those options that the fingerprint depends on. For an EP without an entry,
+// or without known options, it keeps all, because the fingerprint may depend on any.
 func (i EPInfo) ForFingerprint(options map[string]string) map[string]string {
-	if i.Name == "" {
+	if len(i.Options) == 0 {
 		return options
 	}
 	kept := map[string]string{}

@@ -3,6 +3,7 @@ package compilers
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,9 +16,9 @@ import (
 )
 
 // Find reads the runtime in dir: a directory of `pip install --target`, a virtual environment, or a
-// plain directory of libraries. It loads no library and reads only names and ELF headers. Without a
-// libonnxruntime, or without any library of a known EP, the error wraps ErrNotFound and says what
-// Find searched for.
+// plain directory of libraries. It loads no library and reads only names, ELF headers, and what
+// Python packages state. Without a libonnxruntime, or without any plugin, the error wraps
+// ErrNotFound and says what Find searched for.
 func Find(dir string) (Runtime, error) {
 	r, err := FindORT(dir)
 	if err != nil {
@@ -25,11 +26,30 @@ func Find(dir string) (Runtime, error) {
 	}
 	r.EPs = findEPs(libraryDirs(r.Directory))
 	if len(r.EPs) == 0 {
-		return Runtime{},
-			fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime: looked for those of %s",
-				r.Directory, ErrNotFound, strings.Join(EPNames(), ", "))
+		return Runtime{}, fmt.Errorf("runtime %q: EP library: %w beside ONNX Runtime%s: no file "+
+			"of %s, and none that exports CreateEpFactories; one that is elsewhere is named by "+
+			"ep_libraries in [[runtime]]", r.Directory, ErrNotFound, builtIn(r.ORTLibrary),
+			strings.Join(EPNames(), ", "))
 	}
 	return r, nil
+}
+
+// builtIn says which EPs are parts of an ONNX Runtime, "" if none has a library of its own.
+func builtIn(ort string) string {
+	const prefix = "libonnxruntime_providers_"
+	var names []string
+	for _, path := range sharedlib.InDirectory(filepath.Dir(ort)) {
+		name, part := strings.CutPrefix(filepath.Base(path), prefix)
+		name = strings.TrimSuffix(name, ".so")
+		if part && name != "shared" {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s: built into this ONNX Runtime, for which only applications compile)",
+		strings.Join(names, ", "))
 }
 
 // FindORT is Find for a directory without libraries of known EPs; the runtime then has none.
@@ -75,6 +95,7 @@ func libraryDirs(dir string) []string {
 		for _, e := range entries {
 			if info, err := os.Stat(filepath.Join(root, e.Name())); err == nil && info.IsDir() {
 				add(filepath.Join(root, e.Name()))
+				add(filepath.Join(root, e.Name(), "lib"))
 			}
 		}
 	}
@@ -135,22 +156,79 @@ func numbers(version string) (list []int) {
 
 func findEPs(dirs []string) []EPLibrary {
 	var libs []EPLibrary
+	add := func(ep, path string) {
+		has := slices.ContainsFunc(libs, func(l EPLibrary) bool { return l.EP == ep })
+		if ep != "" && !has && sharedlib.IsFile(path) { // a dangling link does not count
+			libs = append(libs, describeLibrary(ep, path))
+		}
+	}
 	for _, dir := range dirs {
 		entries, _ := os.ReadDir(dir) // most of the places do not exist
+		known := false
 		for _, e := range entries {
-			ep, ok := EPOfLibrary(e.Name())
-			if !ok || slices.ContainsFunc(libs, func(l EPLibrary) bool { return l.EP == ep }) {
-				continue
+			if ep, ok := EPOfLibrary(e.Name()); ok {
+				known = true
+				add(ep, filepath.Join(dir, e.Name()))
 			}
-			path := filepath.Join(dir, e.Name())
-			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-				continue // a dangling link does not count
+		}
+		if !known {
+			for _, path := range pluginsIn(dir, entries) {
+				add(pluginName(path), path)
 			}
-			libs = append(libs, describeLibrary(ep, path))
 		}
 	}
 	sortEPs(libs)
 	return libs
+}
+
+// pluginsIn lists the plugins of a directory without libraries of known EPs: the files that export
+// the function that ONNX Runtime calls first. Libraries in ONNX Runtime's own directory are parts
+// of it.
+func pluginsIn(dir string, entries []os.DirEntry) (plugins []string) {
+	if filepath.Base(dir) == "capi" {
+		return nil
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if strings.HasSuffix(path, ".so") && !pythonModule.MatchString(path) && !IsForeign(path) &&
+			sharedlib.Exports(path, "CreateEpFactories") {
+			plugins = append(plugins, path)
+		}
+	}
+	return plugins
+}
+
+var (
+	// Python packages of plugins state the name that applications use.
+	statedName = regexp.MustCompile(`(?m)"([A-Za-z0-9_]+ExecutionProvider)"|` +
+		`^(?:EP_NAME|REGISTRATION_NAME)\b[^=\n]*= *["']([A-Za-z0-9_.-]+)["']`)
+	pythonModule = regexp.MustCompile(`\.(cpython-[^/]*|abi3)\.so$`)
+	pluginFile   = regexp.MustCompile(
+		`^lib(?:onnxruntime_)?(?:providers_|ep_)?(.+?)(?:_plugin|_ep)?\.so$`)
+)
+
+// maxPackageText bounds what is read of a Python package's text.
+const maxPackageText = 64 << 10
+
+// pluginName returns the name of the EP of a plugin that no table describes: the one that its
+// Python package states, or else what its file's name has. [[runtime]] ep_libraries has others.
+func pluginName(path string) string {
+	dir := filepath.Dir(path)
+	for _, dir := range []string{dir, filepath.Dir(dir)} {
+		f, err := os.Open(filepath.Join(dir, "__init__.py"))
+		if err != nil {
+			continue // no package
+		}
+		text, _ := io.ReadAll(io.LimitReader(f, maxPackageText)) // best effort
+		f.Close()                                                // opened for reading
+		if m := statedName.FindSubmatch(text); m != nil {
+			return string(m[1]) + string(m[2])
+		}
+	}
+	if m := pluginFile.FindStringSubmatch(filepath.Base(path)); m != nil {
+		return m[1]
+	}
+	return ""
 }
 
 func sortEPs(libs []EPLibrary) {
@@ -292,8 +370,7 @@ func runPathFiles(file string) (files, dirs []string) {
 			continue
 		}
 		for _, name := range l.Needed {
-			path := filepath.Join(dir, name)
-			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			if path := filepath.Join(dir, name); sharedlib.IsFile(path) {
 				files = append(files, path)
 			}
 		}

@@ -107,6 +107,12 @@ func TestResolveFillsInTheBackend(t *testing.T) {
 		info.ForFingerprint(map[string]string{"soc_model": "60", "vtcm_mb": "8"}))
 }
 
+func TestFingerprintsOfProvidersWithUnknownOptionsKeepAll(t *testing.T) {
+	backend := map[string]string{"backend": "migraphx"}
+	require.Equal(t, backend, epInfo(t, "AMDGPUExecutionProvider").ForFingerprint(backend))
+	require.Equal(t, backend, EPInfo{}.ForFingerprint(backend))
+}
+
 func TestHardwareInTheCompatibilityString(t *testing.T) {
 	require.Equal(t, "6/0/60", epInfo(t, "QNNExecutionProvider").
 		HardwareOf("v2:6:2.51.0:5.51.0:0:60:0:0"))

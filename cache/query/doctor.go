@@ -248,6 +248,10 @@ var causes = []cause{
 	{nil, "API version", "ONNX Runtime 1.22.0", "ONNX Runtime is too old for this execution " +
 		"provider: install a later onnxruntime beside it"},
 	{identity.ErrNoLibrary, "", "", "a library beside it is missing: install the whole package"},
+	{nil, "libcuda.so.1: cannot open", loader, "NVIDIA's driver is missing: install it; the " +
+		"package does not have it"},
+	{nil, "name its execution provider so", "epcached-ort", "[[runtime]] with ort_library and " +
+		"ep_libraries names the library with its execution provider"},
 	{nil, "cannot open shared object file", loader, "a library that it needs is missing: " +
 		"install the complete package, and its vendor's requirements"},
 	{nil, "version `GLIBC", loader,

@@ -42,13 +42,11 @@ func nameOf(s *Set, lib *LibraryRef) string {
 		return ""
 	}
 	for _, rt := range s.All() {
-		rc := rt.LastContent()
-		if rc == nil {
-			continue
-		}
-		for _, l := range rc.Spec.EPs {
-			if lib.matches(l.Path, rc.files, false) {
-				return nameIfRegistered(l.EP)
+		if rc := rt.LastContent(); rc != nil {
+			for _, l := range rc.Spec.EPs {
+				if lib.matches(l.Path, rc.files, false) {
+					return nameIfRegistered(l.EP)
+				}
 			}
 		}
 	}

@@ -112,6 +112,9 @@ func (j *job) probe() error {
 		if err == nil {
 			devices, err = j.env.DevicesOf(ep.Name)
 		}
+		if err == nil && len(devices) == 0 {
+			err = j.otherName(ep)
+		}
 		r := describeEP(ep, devices)
 		if err != nil {
 			r.Error = err.Error()
@@ -119,6 +122,19 @@ func (j *job) probe() error {
 		j.result.EPs = append(j.result.EPs, r)
 	}
 	return nil
+}
+
+// otherName returns an error that says under which name a library lists a device, nil if it lists
+// none.
+func (j *job) otherName(ep workerproto.EP) error {
+	all, err := j.env.Devices()
+	for _, d := range all {
+		if d.EPMetadata["library_path"] == ep.Library && !strings.HasPrefix(d.EP, ep.Name+".") {
+			return fmt.Errorf("the library has a device of %q: name its execution provider so by "+
+				"ep_libraries in [[runtime]]", d.EP)
+		}
+	}
+	return err
 }
 
 func (j *job) register() error {

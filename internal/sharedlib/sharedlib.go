@@ -4,6 +4,7 @@
 package sharedlib
 
 import (
+	"bytes"
 	"debug/elf"
 	"os"
 	"path/filepath"
@@ -51,18 +52,24 @@ func runPaths(f *elf.File, origin string) []string {
 	return dirs
 }
 
-// Exports reports whether a library exports a function.
+// Exports reports whether a library exports a function. It looks for the name among those of the
+// dynamic symbols, and does not decode these, because some libraries have hundreds of thousands.
 func Exports(path, function string) bool {
 	f, err := elf.Open(path)
 	if err != nil {
 		return false
 	}
-	defer f.Close()                  // opened for reading
-	symbols, _ := f.DynamicSymbols() // an error means none
-	return slices.ContainsFunc(symbols, func(s elf.Symbol) bool {
-		return s.Name == function && s.Section != elf.SHN_UNDEF
-	})
+	defer f.Close() // opened for reading
+	names := f.Section(".dynstr")
+	if names == nil || names.Size > maxNames {
+		return false
+	}
+	text, err := names.Data()
+	return err == nil && bytes.Contains(text, []byte("\x00"+function+"\x00"))
 }
+
+// maxNames bounds the table of names that Exports reads.
+const maxNames = 64 << 20
 
 // InDirectory lists the files of a directory that a loader could open, with absolute paths.
 func InDirectory(dir string) []string {
@@ -74,14 +81,15 @@ func InDirectory(dir string) []string {
 			strings.HasPrefix(name, ".") {
 			continue
 		}
-		if path := filepath.Join(dir, name); isFile(path) {
+		if path := filepath.Join(dir, name); IsFile(path) {
 			files = append(files, path)
 		}
 	}
 	return files
 }
 
-func isFile(path string) bool {
+// IsFile reports whether a regular file is at the path, or at the end of a link there.
+func IsFile(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular()
 }
@@ -125,7 +133,7 @@ func Preloads(plugin string) (paths []string) {
 				continue
 			}
 			inRunPath := slices.IndexFunc(l.RunPaths, func(dir string) bool {
-				return isFile(filepath.Join(dir, name))
+				return IsFile(filepath.Join(dir, name))
 			})
 			if inRunPath >= 0 {
 				visit(filepath.Join(l.RunPaths[inRunPath], name))
