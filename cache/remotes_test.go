@@ -755,6 +755,23 @@ func TestABlackHoledRemoteCostsItsBudgetOnce(t *testing.T) {
 	require.Contains(t, reply.String(), "it fails, and models are compiled without it")
 }
 
+// The doctor reports a remote that one call did not reach, before the client stops asking.
+func TestTheDoctorReportsARemoteThatWasNotReached(t *testing.T) {
+	_, public := fleetKeys(t)
+	b := newBenchWith(t, func(o *Options) {
+		o.RemoteClient = remote.New(remote.Options{Socket: filepath.Join(t.TempDir(), "no socket")})
+		o.Remotes = []remotes.Remote{{Config: remote.Config{Name: "fleet", URL: "https://x"},
+			Ask: true, Trust: []string{public}, LoseAtMost: time.Second}}
+	})
+	b.acquire(b.request(b.model(1)))
+	s := b.cache.RemoteStatus()[0]
+	require.True(t, s.Failing)
+	require.Zero(t, s.BreakerSeconds)
+	reply, err := b.cache.Queries.Doctor().Examine(t.Context(), b.self())
+	require.NoError(t, err)
+	require.Contains(t, reply.String(), "it fails, and models are compiled without it")
+}
+
 // A build that cannot be published harms no request; the reason is reported.
 func TestPublishingFailsWithoutHarm(t *testing.T) {
 	_, public := fleetKeys(t)

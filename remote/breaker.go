@@ -38,6 +38,7 @@ func newState(c Config) *state { return &state{config: c, now: time.Now} }
 // remote.
 type Status struct {
 	Name, URL   string
+	Failing     bool          // the last call did not reach it
 	Open        bool          // the breaker is open, so calls fail at once
 	OpenFor     time.Duration // until the next probe
 	Calls       int64
@@ -73,6 +74,7 @@ func (s *state) report() Status {
 	defer s.mu.Unlock()
 	out := s.status
 	out.Name, out.URL, out.Last = s.config.Name, s.config.URL, slices.Clone(s.status.Last)
+	out.Failing = s.failures > 0
 	if out.Open = s.failures >= breakerFailures; out.Open {
 		out.OpenFor = max(0, s.until.Sub(s.now()))
 	}

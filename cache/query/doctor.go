@@ -93,7 +93,7 @@ func (d *Doctor) DriverAdvice() []Advice {
 func (d *Doctor) adviseRemotes() (out []Advice) {
 	for _, r := range d.q.options.Remotes() {
 		subject, before := "remote "+r.Name, len(out)
-		if r.BreakerSeconds > 0 {
+		if r.BreakerSeconds > 0 || r.Failing {
 			out = append(out, warning(subject, "it fails, and models are compiled without it: %s",
 				r.LastError).
 				hint("epcachectl remote check %s", r.Name))

@@ -126,7 +126,7 @@ func (rs *Remotes) Status() (out []*wire.Remote) {
 			LostSeconds: time.Duration(f.lost.Load()).Seconds(), Refused: uint64(f.refused.Load()),
 			Published: uint64(f.published.Load()), NotPublished: uint64(f.failed.Load()),
 			SentBytes: f.sent.Load(), LeasesWon: uint64(f.won.Load()),
-			LeasesWaited: uint64(f.waited.Load())}
+			LeasesWaited: uint64(f.waited.Load()), Failing: s.Failing}
 		if r.Publish {
 			one.Queued = uint64(queued)
 		}

@@ -312,3 +312,24 @@ func TestABuildOfAnUpdateCostsFewBytes(t *testing.T) {
 	require.Greater(t, d.status().Remotes[0].SeedBytes, size[1]*98/100)
 	require.Zero(t, d.status().Compiles)
 }
+
+// A daemon that a unit started reaches remotes through the helper's unit, if there is one.
+func TestTheUnitsHelperIsUsedWhereItExists(t *testing.T) {
+	shipped := unitHelper
+	defer func() { unitHelper = shipped }()
+	unitHelper = filepath.Join(t.TempDir(), "s")
+	service, own := &process{startedBy: "service"}, &process{startedBy: "client"}
+	require.Empty(t, service.helperSocket(""), "it is not installed")
+	require.NoError(t, os.WriteFile(unitHelper, nil, 0o600))
+	require.Empty(t, service.helperSocket(""), "not a socket")
+	require.NoError(t, os.Remove(unitHelper))
+	l, err := net.Listen("unix", unitHelper)
+	require.NoError(t, err)
+	defer l.Close()
+	require.Equal(t, unitHelper, service.helperSocket(""))
+	require.Equal(t, "/elsewhere", service.helperSocket("/elsewhere"))
+	require.Empty(t, own.helperSocket(""), "a user's daemon has the network")
+	unit, err := os.ReadFile("../../systemd/epcached-remote.socket")
+	require.NoError(t, err)
+	require.Contains(t, string(unit), "ListenStream="+shipped+"\n")
+}

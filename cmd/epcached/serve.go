@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -169,7 +170,7 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 	}
 	e := p.newEntrance(s.Socket, log)
 	options := optionsOf(s, set, compiler, log)
-	options.RemoteClient = remote.New(remote.Options{Socket: s.RemoteSocket,
+	options.RemoteClient = remote.New(remote.Options{Socket: p.helperSocket(s.RemoteSocket),
 		Program: filepath.Join(filepath.Dir(worker), "epcached-remote"), Log: log})
 	options.Rebuilt = p.rebuilt
 	options.OnOpening = func(what string) {
@@ -341,6 +342,22 @@ func (p *process) listen(path string) (net.Listener, error) {
 		return net.FileListener(p.systemdListener)
 	}
 	return unixsock.Listen(path, unixsock.DefaultSocketMode())
+}
+
+// unitHelper is the socket of the shipped unit that starts epcached-remote.
+var unitHelper = "/run/epcached/remote.sock"
+
+// helperSocket returns the socket of the unit that starts epcached-remote: as configured, otherwise
+// that of the shipped unit where it exists. A daemon of the shipped unit has no network itself, so
+// a helper that it starts reaches no remote. "": the daemon starts the helper.
+func (p *process) helperSocket(configured string) string {
+	if configured != "" || p.startedBy != "service" && p.startedBy != "socket" {
+		return configured
+	}
+	if info, err := os.Stat(unitHelper); err != nil || info.Mode().Type() != fs.ModeSocket {
+		return ""
+	}
+	return unitHelper
 }
 
 // startedBy returns wire.StatusReply.started_by, except for socket activation.

@@ -6994,6 +6994,7 @@ type Remote struct {
 	TrustSequence  uint64                 `protobuf:"varint,27,opt,name=trust_sequence,json=trustSequence,proto3" json:"trust_sequence,omitempty"` // of the trust document in effect; 0: there is none
 	TrustExpiresMs int64                  `protobuf:"varint,28,opt,name=trust_expires_ms,json=trustExpiresMs,proto3" json:"trust_expires_ms,omitempty"`
 	TrustError     string                 `protobuf:"bytes,29,opt,name=trust_error,json=trustError,proto3" json:"trust_error,omitempty"` // why no build is fetched, or why the last document was refused
+	Failing        bool                   `protobuf:"varint,30,opt,name=failing,proto3" json:"failing,omitempty"`                        // the last call found it unreachable; last_error says why
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -7222,6 +7223,13 @@ func (x *Remote) GetTrustError() string {
 		return x.TrustError
 	}
 	return ""
+}
+
+func (x *Remote) GetFailing() bool {
+	if x != nil {
+		return x.Failing
+	}
+	return false
 }
 
 // Push copies shared builds at once to the remotes with publish in their configuration. It is for
@@ -10541,7 +10549,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x06builds\x18\x02 \x01(\x04R\x06builds\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x18\n" +
-	"\arefused\x18\x05 \x03(\tR\arefused\"\xdc\x06\n" +
+	"\arefused\x18\x05 \x03(\tR\arefused\"\xf6\x06\n" +
 	"\x06Remote\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x14\n" +
@@ -10576,7 +10584,8 @@ const file_epcached_proto_rawDesc = "" +
 	"\x0etrust_sequence\x18\x1b \x01(\x04R\rtrustSequence\x12(\n" +
 	"\x10trust_expires_ms\x18\x1c \x01(\x03R\x0etrustExpiresMs\x12\x1f\n" +
 	"\vtrust_error\x18\x1d \x01(\tR\n" +
-	"trustError\"8\n" +
+	"trustError\x12\x18\n" +
+	"\afailing\x18\x1e \x01(\bR\afailing\"8\n" +
 	"\x04Push\x12\x18\n" +
 	"\aentries\x18\x01 \x03(\tR\aentries\x12\x16\n" +
 	"\x06remote\x18\x02 \x01(\tR\x06remote\"\xb8\x01\n" +

@@ -27,6 +27,12 @@ func stateOf(r *wire.Remote) string {
 	case r.GetCalls() == 0:
 		return "not called yet"
 	}
+	switch {
+	case r.GetFailing():
+		return "does not answer"
+	case r.GetCalls() == 0:
+		return "not asked yet"
+	}
 	return "answers"
 }
 
