@@ -18,7 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/clients/epcache"
+	"github.com/epcached/epcached/clients/epcache/modelsource"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/exit"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/modelname"
@@ -27,7 +27,7 @@ import (
 
 // Model is a model that this process opened with its own rights.
 type Model struct {
-	*epcache.Source
+	*modelsource.Source
 	Path         string
 	openedStamps map[string]os.FileInfo // by path: the file as it was opened
 }
@@ -36,7 +36,7 @@ type Model struct {
 // the links or beside their targets. So it is searched beside the path as spelled, then beside its
 // target.
 func Open(path string) (*Model, error) {
-	source, err := epcache.OpenSource(path)
+	source, err := modelsource.Open(path)
 	if err != nil {
 		return nil, PlainPathError(err)
 	}

@@ -1,4 +1,6 @@
-package epcache
+// Package modelsource opens source models and their external data for requests. It is apart from
+// the Go client, so that programs which only send requests do not contain that.
+package modelsource
 
 import (
 	"errors"
@@ -24,8 +26,8 @@ type Source struct {
 
 const forReading = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
 
-// OpenSource opens a model. It does not block on a FIFO.
-func OpenSource(path string) (*Source, error) {
+// Open opens a model. It does not block on a FIFO.
+func Open(path string) (*Source, error) {
 	dir, err := openAt(unix.AT_FDCWD, filepath.Dir(path), filepath.Dir(path),
 		unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
