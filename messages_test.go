@@ -37,7 +37,7 @@ func programOf(dir string) string {
 	for _, of := range []struct{ under, program string }{
 		{"cmd/epcachectl", "epcachectl"},
 		{"cmd/epcached-ort", "epcached-ort"}, {"compilers/ort", "epcached-ort"},
-		{"compilers/dialogue", "epcached-ort"},
+		{"compilers/conformance", "epcached-ort"},
 		{"clients/epcache", "go"},
 	} {
 		if dir == of.under || strings.HasPrefix(dir, of.under+"/") {

@@ -18,7 +18,7 @@ import (
 // EP keeps it. The names are in the page's words:
 // https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html. Here are those that only
 // an EP can be held to whose options, names and error messages are known; those for any EP are in
-// testdata/ep/conformance, whose tests hold the test EP to them.
+// compilers/conformance/certificate, whose tests hold the test EP to them.
 type guideline struct {
 	name  string
 	prove func(t *testing.T, h host)

@@ -153,7 +153,7 @@ func (j *job) register() error {
 		if err != nil {
 			return step(err, "list devices")
 		}
-		chosen, err := chooseDevices(ep, devices)
+		chosen, err := ort.Choose(ep, devices)
 		if err != nil {
 			return err
 		}
@@ -221,52 +221,11 @@ func (j *job) compatibility() error {
 	return nil
 }
 
-// chooseDevices picks the devices that any of the selectors matches; each selector must match one.
-func chooseDevices(ep workerproto.EP, devices []ort.Device) (chosen []ort.Device, err error) {
-	selectors := ep.Devices
-	if len(selectors) == 0 {
-		selectors = []workerproto.DeviceSelector{{}}
-	}
-	all := deviceFacts(devices)
-	taken := make([]bool, len(devices))
-	for _, s := range selectors {
-		found, example := 0, uint32(0)
-		for i, d := range all {
-			if s.Fits(d) {
-				taken[i], example = true, d.DeviceID
-				found++
-			}
-		}
-		switch {
-		case found == 0:
-			return nil, fmt.Errorf("%s has no %s; it lists %s", ep.Name, s, s.Listed(all))
-		case found > 1 && s.Virtual(): // EPs list every kind of virtual device, and compile for one
-			return nil, fmt.Errorf("%d devices of %s fit %s: choose one by its device id, such "+
-				"as device=%#x; it lists %s",
-				found, ep.Name, s, example, s.Listed(all))
-		}
-	}
-	for i, d := range devices {
-		if taken[i] {
-			chosen = append(chosen, d)
-		}
-	}
-	return chosen, nil
-}
-
 // describeEP describes an EP and some of its devices for the dialogue.
 func describeEP(ep workerproto.EP, devices []ort.Device) workerproto.EPResult {
-	r := workerproto.EPResult{Name: ep.Name, Library: ep.Library, Devices: deviceFacts(devices)}
+	r := workerproto.EPResult{Name: ep.Name, Library: ep.Library, Devices: ort.Facts(devices)}
 	for _, d := range devices {
 		r.Version = d.EPMetadata["version"]
 	}
 	return r
-}
-
-func deviceFacts(devices []ort.Device) []workerproto.DeviceFacts {
-	var list []workerproto.DeviceFacts
-	for _, d := range devices {
-		list = append(list, d.DeviceFacts)
-	}
-	return list
 }

@@ -3,10 +3,8 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -126,7 +124,7 @@ func (j *job) compareOutputs() error {
 			Without: "the source model does not run on the CPU: " + err.Error()}
 		return nil
 	}
-	difference, err := compare(got, want, j.req.Most)
+	difference, err := ort.Compare(got, want, j.req.Most)
 	j.result.Compared = &workerproto.Compared{Difference: difference, Outputs: len(want)}
 	if err != nil {
 		j.result.Compared.Without = err.Error()
@@ -192,55 +190,4 @@ func zeros(s *ort.Session, free int64) ([]ort.Tensor, error) {
 		t.Data = make([]byte, size)
 	}
 	return inputs, nil
-}
-
-// compare describes the first value that differs from the wanted one by more than most, absolutely
-// and relatively; "" if none does. NaN equals NaN. It fails for outputs that are not numbers.
-func compare(got, want []ort.Tensor, most float64) (string, error) {
-	if len(got) != len(want) {
-		return fmt.Sprintf("%d outputs, and the source model has %d", len(got), len(want)), nil
-	}
-	for _, w := range want {
-		i := slices.IndexFunc(got, func(t ort.Tensor) bool { return t.Name == w.Name })
-		if i < 0 {
-			return fmt.Sprintf("there is no output %q", w.Name), nil
-		}
-		if difference, err := compareTensor(got[i], w, most); difference != "" || err != nil {
-			return difference, err
-		}
-	}
-	return "", nil
-}
-
-func compareTensor(got, want ort.Tensor, most float64) (string, error) {
-	if got.Type != want.Type || !slices.Equal(got.Shape, want.Shape) ||
-		len(got.Data) != len(want.Data) {
-		return fmt.Sprintf("output %q: element type %d, shape %v; in the source model %d, %v",
-			want.Name, got.Type, got.Shape, want.Type, want.Shape), nil
-	}
-	if bytes.Equal(got.Data, want.Data) {
-		return "", nil
-	}
-	size, known := ort.ElementSizes[want.Type]
-	if !known {
-		return "", fmt.Errorf("output %q: element type %d cannot be compared", want.Name, want.Type)
-	}
-	for at := 0; at+int(size) <= len(want.Data); at += int(size) {
-		a, b := ort.Number(got.Data[at:], want.Type), ort.Number(want.Data[at:], want.Type)
-		if withinTolerance(a, b, most) {
-			continue
-		}
-		return fmt.Sprintf(
-			"output %q of shape %v: value %d is %g, and %g in the source model: more than %g apart",
-			want.Name, want.Shape, at/int(size), a, b, most), nil
-	}
-	return "", nil
-}
-
-func withinTolerance(got, want, most float64) bool {
-	if got == want || math.IsNaN(got) && math.IsNaN(want) {
-		return true
-	}
-	apart := math.Abs(got - want)
-	return apart <= most || !math.IsInf(want, 0) && apart <= most*math.Abs(want)
 }

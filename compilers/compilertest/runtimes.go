@@ -44,7 +44,7 @@ type program struct {
 	err  error
 }
 
-var worker, runner program
+var worker, runner, conformance program
 
 // built returns the program's path. It is built as `make build` does, without cgo and without the
 // race detector, whatever the test is built with: then most of it is in Go's cache already.
@@ -76,6 +76,13 @@ func Worker(t testing.TB) string {
 		return path
 	}
 	return worker.built(t, "cmd/epcached-ort")
+}
+
+// Conformance returns the path of the tool for authors of EPs, which tries guidelines as
+// epcached-ort would.
+func Conformance(t testing.TB) string {
+	t.Helper()
+	return conformance.built(t, "testdata/ep/conformance")
 }
 
 func Outputs(t testing.TB, job compilers.CheckJob, seed uint64) []byte {
@@ -110,7 +117,7 @@ func Outputs(t testing.TB, job compilers.CheckJob, seed uint64) []byte {
 
 // RemoveWorker removes what Worker and Outputs built. Call it at the end of TestMain.
 func RemoveWorker() {
-	for _, p := range []*program{&worker, &runner} {
+	for _, p := range []*program{&worker, &runner, &conformance} {
 		if p.path != "" {
 			// a leftover in the temporary directory does no harm
 			_ = os.RemoveAll(filepath.Dir(p.path))

@@ -57,6 +57,8 @@ type Release struct {
 	// "optimal", "prefer_recompilation", "unsupported", "not_applicable": what every compatibility
 	// string is judged
 	Verdict string
+	// a guideline that it breaks, as the README of the test EP has them
+	Mutant string
 	// KIND@STAGE of testdata/ep/testep/fault.h, before there are provider options
 	Fault string
 }
@@ -73,7 +75,7 @@ func (r Release) text() string {
 	for _, line := range [][2]string{{"name", r.Name}, {"ops", r.Ops}, {"single", single},
 		{"least", least}, {"version", r.Version}, {"sdk", r.SDK}, {"driver", r.Driver},
 		{"hardware.0", r.Hardware[0]}, {"hardware.1", r.Hardware[1]},
-		{"verdict", r.Verdict}, {"fault", r.Fault}} {
+		{"verdict", r.Verdict}, {"mutant", r.Mutant}, {"fault", r.Fault}} {
 		if line[1] != "" {
 			fmt.Fprintf(&b, "%s = %s\n", line[0], line[1])
 		}

@@ -1,145 +1,154 @@
 //go:build linux && (amd64 || arm64)
 
-// Command conformance holds an execution provider (EP) to ONNX Runtime's guidelines: those for
-// EPContext models and those for plugin libraries. It is for authors of EPs:
+// Command conformance holds an execution provider (EP) to ONNX Runtime's guidelines, and prints a
+// certificate. It is for authors of EPs:
 //
-//	go run ./testdata/ep/conformance ./libmy_ep.so --runtime venv --option target=sim
+//	go run ./testdata/ep/conformance --older ./1.0/libmy_ep.so --option target=sim ./libmy_ep.so
 //
-// Each guideline is a few calls of ONNX Runtime's C API with what is expected of them, and a record
-// of what happened. Each is proved in a process of its own, so that a crash or a hang is a result.
-// These processes are not kept from anything, because the library is the caller's own: do not run
-// the command on a library that you do not trust.
-//
-// Start reading at examine and at the rows in generation.go.
+// The guidelines are in compilers/conformance/certificate. Each is tried in a process of its own,
+// of this program. These processes are not kept from anything, because the library is the caller's
+// own: do not run the command on a library that you do not trust.
 package main
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
 	"unicode"
+	"unsafe"
 
-	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/compilers/conformance"
+	"github.com/epcached/epcached/compilers/conformance/certificate"
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-var errBroken = errors.New("a guideline is broken that is required")
+// Exit statuses, besides 0 and 1: by the highest level of which a guideline does not hold.
+var statuses = map[string]int{certificate.Required: 9, certificate.Recommended: 10,
+	certificate.Optional: 11}
 
 func main() {
-	if os.Getenv(childVariable) != "" {
-		child()
+	if len(os.Args) == 2 && os.Args[1] == "conformance" {
+		work()
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := newCommand().ExecuteContext(ctx); err != nil {
-		if !errors.Is(err, errBroken) { // the report has said so
-			fmt.Fprintln(os.Stderr, "conformance:", err)
-		}
+	c, err := run(ctx, os.Stdout, os.Args[1:])
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		os.Exit(1)
+	default:
+		os.Exit(statuses[c.BrokenLevel()])
+	}
+}
+
+// work is the part that loads the library. It ends without destructors of C, because libraries
+// crash in them.
+func work() {
+	runtime.LockOSThread() // some vendors' code keeps state per thread
+	defaultSignals()
+	syscall.CloseOnExec(answersFD)
+	if err := conformance.Serve(os.Stdin, os.NewFile(answersFD, "answers")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	os.Exit(0)
 }
 
-func newCommand() *cobra.Command {
-	var runtime, ep string
-	var options []string
-	var inJSON bool
-	cmd := &cobra.Command{
-		Use:   "conformance LIBRARY [--runtime DIR] [--ep EP[:DEVICE]] [--option K=V]...",
-		Short: "hold an execution provider to ONNX Runtime's guidelines",
-		Long: `conformance holds the plugin LIBRARY of an execution provider to the guidelines of
-ONNX Runtime's pages on EPContext models and plugin libraries. Where one does not hold it prints
-which call was made, what was expected and what happened. The exit status is 1 where a required
-guideline is broken.
+const answersFD = 3
 
-ONNX Runtime is the one in --runtime DIR, else the nearest in a directory above LIBRARY that not all
-users may write.`,
-		Example: "  go run ./testdata/ep/conformance ./libmy_ep.so --runtime venv --option " +
-			"target=sim",
-		Args:          cobra.ExactArgs(1),
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			j, err := newJob(args[0], runtime, ep, options)
-			if err != nil {
-				return err
-			}
-			return run(cmd.Context(), cmd.OutOrStdout(), j, inJSON)
-		},
+// defaultSignals lets the kernel end the process on a crash, without a dump. Go's handlers would
+// end it with a status that does not show the signal.
+func defaultSignals() {
+	var action [64]byte // struct sigaction of the kernel, all zero: SIG_DFL
+	const sizeOfSigset = 8
+	for _, s := range []syscall.Signal{unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL,
+		unix.SIGABRT, unix.SIGTRAP, unix.SIGSYS} {
+		_, _, _ = syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s),
+			uintptr(unsafe.Pointer(&action)), 0, sizeOfSigset, 0, 0)
 	}
-	cmd.Flags().StringVar(&runtime, "runtime", "", "the directory `DIR` that has ONNX Runtime")
-	cmd.Flags().StringVar(&ep, "ep", "",
-		"the execution provider's name, if the library has several, and the device: `EP[:DEVICE]`")
-	cmd.Flags().StringArrayVar(&options, "option", nil, "provider option `K=V`; repeatable")
-	cmd.Flags().BoolVar(&inJSON, "json", false, "print the report as JSON")
-	return cmd
+	_ = syscall.Setrlimit(unix.RLIMIT_CORE, &syscall.Rlimit{Cur: 1, Max: 1})
 }
 
-func newJob(library, runtime, ep string, options []string) (job, error) {
-	library, err := filepath.Abs(library)
-	if err != nil {
-		return job{}, err
-	}
-	if _, err := os.Stat(library); err != nil {
-		return job{}, err
-	}
-	j := job{limit: timeLimit}
-	if j.ep, err = parseEP(ep); err != nil {
-		return job{}, err
-	}
-	j.ep.Library, j.ep.Options = library, map[string]string{}
-	for _, o := range options {
-		key, value, ok := strings.Cut(o, "=")
+func run(ctx context.Context, w io.Writer, args []string) (certificate.Certificate, error) {
+	flags := flag.NewFlagSet("conformance [flags] LIBRARY", flag.ContinueOnError)
+	dir := flags.String("runtime", "", "the `directory` that has ONNX Runtime; otherwise the "+
+		"nearest above LIBRARY that not all users may write")
+	name := flags.String("ep", "", "the execution provider, if the library has several: "+
+		"`EP[:TYPE]`")
+	inJSON := flags.Bool("json", false, "print the certificate as JSON")
+	j := certificate.Job{Limit: certificate.TimeLimit, Suite: suite()}
+	flags.StringVar(&j.Older, "older", "", "`library` of an older version, to try builds of each "+
+		"with the other")
+	options := map[string]string{}
+	flags.Func("option", "provider option `K=V`; repeatable", func(text string) error {
+		key, value, ok := strings.Cut(text, "=")
 		if !ok || key == "" {
-			return job{}, fmt.Errorf("--option: %q is not K=V", o)
+			return fmt.Errorf("%q is not K=V", text)
 		}
-		j.ep.Options[key] = value
+		options[key] = value
+		return nil
+	})
+	if err := flags.Parse(args); err != nil {
+		return certificate.Certificate{}, err
 	}
-	r, err := runtimeFor(library, runtime)
+	if flags.NArg() != 1 {
+		return certificate.Certificate{}, fmt.Errorf("accepts 1 library, received %d: "+
+			"flags stand before it", flags.NArg())
+	}
+	var err error
+	ep, device, narrowed := strings.Cut(*name, ":")
+	j.EP = workerproto.EP{Name: ep, Library: flags.Arg(0), Options: options}
+	if narrowed {
+		j.EP.Devices = []workerproto.DeviceSelector{{Type: device}}
+	}
+	for _, path := range []*string{&j.EP.Library, &j.Older} {
+		if *path == "" {
+			continue
+		}
+		if *path, err = filepath.Abs(*path); err == nil {
+			_, err = os.Stat(*path)
+		}
+		if err != nil {
+			return certificate.Certificate{}, err
+		}
+	}
+	r, err := runtimeFor(j.EP.Library, *dir)
 	if err != nil {
-		return job{}, fmt.Errorf("%w\nname a directory that has ONNX Runtime: --runtime DIR", err)
+		return certificate.Certificate{}, fmt.Errorf("%w\nname a directory that has ONNX "+
+			"Runtime: --runtime DIR", err)
 	}
-	j.ortLibrary = r.ORTLibrary
-	return j, nil
+	j.ORTLibrary = r.ORTLibrary
+	if j.Worker, err = os.Executable(); err != nil {
+		return certificate.Certificate{}, err
+	}
+	return certify(ctx, w, j, *inJSON)
 }
 
-// parseEP reads EP[:DEVICE], as epcachectl get --ep has it. No text is an EP without a name.
-func parseEP(text string) (workerproto.EP, error) {
-	name, device, narrowed := strings.Cut(text, ":")
-	ep := workerproto.EP{Name: name}
-	if !narrowed {
-		return ep, nil
-	}
-	d := workerproto.DeviceSelector{Metadata: map[string]string{}}
-	for i, part := range strings.Split(device, ",") {
-		key, value, pair := strings.Cut(part, "=")
-		id, isID := map[string]*uint32{"vendor": &d.VendorID, "device": &d.DeviceID}[key]
-		switch {
-		case isID:
-			n, err := strconv.ParseUint(value, 0, 32)
-			if err != nil || n == 0 {
-				return ep, fmt.Errorf("--ep: %q is not an id such as 0x8086", part)
-			}
-			*id = uint32(n)
-		case pair && key != "":
-			d.Metadata[key] = value
-		case i == 0 && part != "":
-			d.Type = part
-		default:
-			return ep, fmt.Errorf("--ep: %q is not EP[:DEVICE]", text)
+// suite is the commit that this program was built from.
+func suite() string {
+	info, _ := debug.ReadBuildInfo()
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return s.Value
 		}
 	}
-	ep.Devices = []workerproto.DeviceSelector{d}
-	return ep, nil
+	return info.Main.Version
 }
 
 // runtimeFor finds the ONNX Runtime in dir, or in the nearest directory above the library that has
@@ -165,10 +174,11 @@ func allMayWrite(dir string) bool {
 	return err != nil || info.Mode().Perm()&0o002 != 0
 }
 
-func run(ctx context.Context, w io.Writer, j job, inJSON bool) error {
+func certify(ctx context.Context, w io.Writer, j certificate.Job, inJSON bool) (
+	certificate.Certificate, error) {
+	section := ""
 	if !inJSON {
-		section := ""
-		j.found = func(f Finding) {
+		j.Found = func(f certificate.Finding) {
 			if f.Section != section {
 				section = f.Section
 				fmt.Fprintln(w, section)
@@ -176,34 +186,30 @@ func run(ctx context.Context, w io.Writer, j job, inJSON bool) error {
 			printFinding(w, f)
 		}
 	}
-	report, err := examine(ctx, j)
-	if err != nil {
-		return err
-	}
-	if inJSON {
+	c, err := certificate.Examine(ctx, j)
+	switch {
+	case err != nil:
+	case inJSON:
 		enc := json.NewEncoder(w)
 		enc.SetIndent("", "  ")
 		enc.SetEscapeHTML(false)
-		err = enc.Encode(report)
-	} else {
-		printSummary(w, report)
+		err = enc.Encode(c)
+	default:
+		printSummary(w, c)
 	}
-	if err == nil && report.broken() {
-		return errBroken
-	}
-	return err
+	return c, err
 }
 
-func printFinding(w io.Writer, f Finding) {
+func printFinding(w io.Writer, f certificate.Finding) {
 	text := f.Name
-	if f.Level != Required {
+	if f.Level != certificate.Required {
 		text += " (" + f.Level + ")"
 	}
-	if f.Reason != "" {
+	if f.Reason != "" && f.Outcome == workerproto.NotApplicable {
 		text += ": " + printable(f.Reason)
 	}
 	fmt.Fprintf(w, "  %-15s %s\n", f.Outcome, text)
-	if f.Outcome != Broken {
+	if f.Outcome != workerproto.Broken {
 		return
 	}
 	for _, call := range f.Calls {
@@ -214,26 +220,33 @@ func printFinding(w io.Writer, f Finding) {
 		fmt.Fprintf(w, "      %s\n        expected: %s\n        happened: %s\n",
 			printable(call.Call), printable(call.Expected), printable(call.Happened))
 	}
-	fmt.Fprintf(w, "      see %s\n", f.Page)
+	fmt.Fprintf(w, "      says: %s\n", f.Says)
+	if f.Page != "" {
+		fmt.Fprintf(w, "      see %s\n", f.Page)
+	}
 }
 
-func printSummary(w io.Writer, r Report) {
-	var holds, broken, required int
-	for _, f := range r.Findings {
-		switch {
-		case f.Outcome == Holds:
-			holds++
-		case f.Outcome == Broken:
-			broken++
-			if f.Level == Required {
-				required++
-			}
+func printSummary(w io.Writer, c certificate.Certificate) {
+	for _, row := range [][2]string{{"execution provider", c.EP + " " + c.Library.Version},
+		{"library", c.Library.Path}, {"sha256", c.Library.SHA256}, {"vendor", c.Library.Vendor},
+		{"options", strings.TrimPrefix(fmt.Sprint(c.Options), "map")}, {"SDK", c.Library.SDK},
+		{"hardware", c.Hardware}, {"compatibility string", c.Compatibility},
+		{"device", c.Device}, {"driver", c.Driver}, {"ONNX Runtime", c.ORTVersion},
+		{"models", c.Model}, {"host", c.Host}, {"suite", c.Suite}, {"date", c.Date}} {
+		if row[1] == "" {
+			row[1] = "-"
 		}
+		fmt.Fprintf(w, "%-20s %s\n", row[0], printable(row[1]))
 	}
-	fmt.Fprintf(w, "%s in %s, on %s, with ONNX Runtime %s and models of %s:\n", printable(r.EP),
-		printable(r.Library), printable(r.Device), printable(r.ORTVersion), r.Model)
-	fmt.Fprintf(w, "%d guidelines: %d hold, %d broken (%d of them required), %d not applicable\n",
-		len(r.Findings), holds, broken, required, len(r.Findings)-holds-broken)
+	if c.Older != nil {
+		fmt.Fprintf(w, "%-20s %s, SDK %s, sha256 %s\n", "older version", printable(c.Older.Path),
+			printable(c.Older.SDK), c.Older.SHA256)
+	}
+	for _, level := range certificate.Levels {
+		n := c.Summary[level]
+		fmt.Fprintf(w, "%-20s %d hold, %d broken, %d not applicable\n", level,
+			n[workerproto.Holds], n[workerproto.Broken], n[workerproto.NotApplicable])
+	}
 }
 
 // printable quotes a text of the library's that would not stay on its line.

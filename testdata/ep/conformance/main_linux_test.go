@@ -6,24 +6,25 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
+	"github.com/epcached/epcached/compilers/conformance/certificate"
 	"github.com/epcached/epcached/compilers/workerproto"
 )
 
-func call(t *testing.T, args ...string) (string, error) {
-	var out bytes.Buffer
-	cmd := newCommand()
-	cmd.SetArgs(args)
-	cmd.SetOut(&out)
-	err := cmd.ExecuteContext(t.Context())
-	return out.String(), err
+func TestMain(m *testing.M) {
+	status := m.Run()
+	compilertest.RemoveTestEP()
+	compilertest.RemoveWorker()
+	os.Exit(status)
 }
+
+const newestORT = "1.31.1" // that tests with the test EP use
 
 // aLibrary is a file beside what is called an ONNX Runtime.
 func aLibrary(t *testing.T) string {
@@ -35,56 +36,63 @@ func aLibrary(t *testing.T) string {
 	return library
 }
 
-func TestReportNamesTheCause(t *testing.T) {
-	finding := func(name, level string, calls ...Call) Finding {
-		return Finding{Guideline{"inference", name, "https://page", level}, Broken, "", calls}
+func TestCertificateNamesTheCause(t *testing.T) {
+	finding := func(name, level string, calls ...workerproto.Call) certificate.Finding {
+		return certificate.Finding{Guideline: certificate.Guideline{Name: name, Level: level,
+			Page: "https://page", Says: "a sentence"},
+			Finding: workerproto.Finding{Outcome: workerproto.Broken, Calls: calls}}
 	}
-	f := finding("two", Recommended, Call{"CreateSession(m.onnx)", "a session", "a session", true},
-		Call{"Run", "numbers", "NaN", false})
-	holds := finding("one", Required)
-	holds.Outcome = Holds
-	r := Report{EP: "E", Library: "/libe.so", ORTVersion: "1.31.1", Device: "NPU",
-		Model: "Mul float", Findings: []Finding{holds, f}}
+	holds := finding("one", certificate.Required)
+	holds.Outcome = workerproto.Holds
+	c := certificate.Certificate{EP: "E", Options: map[string]string{"a": "b"}, Model: "Mul float",
+		Library:    certificate.Library{Path: "/libe.so", Version: "2.0.0"},
+		ORTVersion: "1.31.1", Summary: map[string]map[string]int{
+			certificate.Required:    {workerproto.Holds: 1},
+			certificate.Recommended: {workerproto.Broken: 1}}}
 	var out bytes.Buffer
 	printFinding(&out, holds)
-	printFinding(&out, f)
-	printSummary(&out, r)
-	require.Equal(t, `  holds           one
+	printFinding(&out, finding("two", certificate.Recommended,
+		workerproto.Call{Call: "CreateSession(m.onnx)", Happened: "a session", OK: true},
+		workerproto.Call{Call: "Run", Expected: "numbers", Happened: "NaN\x1b"}))
+	printSummary(&out, c)
+	require.NotContains(t, out.String(), "\x1b")
+	require.Contains(t, out.String(), `  holds           one
   broken          two (recommended)
       CreateSession(m.onnx): a session
       Run
         expected: numbers
-        happened: NaN
+        happened: "NaN\x1b"
+      says: a sentence
       see https://page
-E in /libe.so, on NPU, with ONNX Runtime 1.31.1 and models of Mul float:
-2 guidelines: 1 hold, 1 broken (0 of them required), 0 not applicable
-`, out.String())
-	require.False(t, r.broken())
+`)
+	require.Contains(t, out.String(), "execution provider   E 2.0.0\n")
+	require.Contains(t, out.String(), "options              [a:b]\n")
+	require.Contains(t, out.String(), "driver               -\n")
+	require.Contains(t, out.String(), "recommended          0 hold, 1 broken, 0 not applicable\n")
+	require.Equal(t, certificate.Recommended, c.BrokenLevel())
 }
 
-func TestReportAsJSON(t *testing.T) {
+// Each level has an exit status, and --json prints the whole certificate whatever it is.
+func TestExitStatusAndJSON(t *testing.T) {
+	require.Equal(t, map[string]int{certificate.Required: 9, certificate.Recommended: 10,
+		certificate.Optional: 11}, statuses)
 	r := compilertest.TestEPRuntime(t, newestORT, compilertest.Release{})
-	out, err := call(t, r.EPs[0].Path, "--json", "--option", "fault=fail@run")
-	require.ErrorIs(t, err, errBroken)
-	var report Report
-	require.NoError(t, json.Unmarshal([]byte(out), &report))
-	require.Equal(t, compilertest.TestEP, report.EP)
-	require.NotEmpty(t, brokenOf(report))
-	for _, key := range []string{`"guidelines"`, `"section"`, `"level"`, `"outcome"`, `"calls"`,
-		`"expected"`, `"happened"`, `"page"`} {
-		require.Contains(t, out, key)
+	tool := exec.Command(compilertest.Conformance(t), "--json", "--option", "fault=fail@run",
+		r.EPs[0].Path)
+	out, err := tool.Output()
+	require.Error(t, err)
+	require.Equal(t, statuses[certificate.Required], tool.ProcessState.ExitCode())
+	var all map[string]any
+	require.NoError(t, json.Unmarshal(out, &all))
+	for _, key := range []string{"suite_version", "date", "ep", "library", "options",
+		"ort_version", "device", "driver_version", "hardware_architecture",
+		"compatibility_string", "host", "model", "summary", "guidelines"} {
+		require.NotEmpty(t, all[key], key)
 	}
-}
-
-func TestFlags(t *testing.T) {
-	library := aLibrary(t)
-	j, err := newJob(library, "", "E:NPU,device=7,vendor=0x8086,k=v", []string{"a=b=c"})
-	require.NoError(t, err)
-	require.Equal(t, workerproto.EP{Name: "E", Library: library,
-		Options: map[string]string{"a": "b=c"}, Devices: []compilers.Device{{Type: "NPU",
-			DeviceID: 7, VendorID: 0x8086, Metadata: map[string]string{"k": "v"}}}}, j.ep)
-	require.Equal(t, filepath.Dir(filepath.Dir(library)), filepath.Dir(j.ortLibrary),
-		"the nearest above the library")
+	for _, key := range []string{"section", "id", "name", "level", "page", "says", "outcome",
+		"calls"} {
+		require.Contains(t, all["guidelines"].([]any)[0], key)
+	}
 }
 
 func TestMistakes(t *testing.T) {
@@ -93,27 +101,28 @@ func TestMistakes(t *testing.T) {
 		args []string
 		says string
 	}{
-		"no library":    {[]string{library + "x"}, "libe.sox"},
-		"two libraries": {[]string{library, library}, "accepts 1 arg"},
-		"no ONNX Runtime": {[]string{library, "--runtime", filepath.Dir(library)},
+		"no library":       {[]string{library + "x"}, "libe.sox"},
+		"no older library": {[]string{"--older", library + "x", library}, "libe.sox"},
+		"two libraries":    {[]string{library, library}, "accepts 1 library"},
+		"no ONNX Runtime": {[]string{"--runtime", filepath.Dir(library), library},
 			"--runtime DIR"},
 		"no ONNX Runtime above": {[]string{"/proc/self/exe"},
 			`exe": libonnxruntime.so*: not found in any directory above it`},
-		"no option":           {[]string{library, "--option", "k"}, `"k" is not K=V`},
-		"no device":           {[]string{library, "--ep", "E:"}, `"E:" is not EP[:DEVICE]`},
-		"no id":               {[]string{library, "--ep", "E:device=NPU"}, "not an id"},
-		"no libraries at all": {[]string{library}, "file too short"},
+		"no option": {[]string{"--option", "k", library}, `"k" is not K=V`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := call(t, row.args...)
+			_, err := run(t.Context(), &bytes.Buffer{}, row.args)
 			require.ErrorContains(t, err, row.says)
 		})
 	}
+	out, err := exec.Command(compilertest.Conformance(t), library).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "file too short")
 }
 
 func TestSkipsAnONNXRuntimeThatAllUsersMayWrite(t *testing.T) {
 	library := aLibrary(t)
 	require.NoError(t, os.Chmod(filepath.Dir(filepath.Dir(library)), 0o777))
-	_, err := call(t, library)
+	_, err := run(t.Context(), &bytes.Buffer{}, []string{library})
 	require.ErrorContains(t, err, "not found in any directory above it")
 }

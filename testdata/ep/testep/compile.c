@@ -113,8 +113,15 @@ static bool is_main(const struct compilation *c, size_t i) {
   return i == 0 || c->context[i] != c->context[0];
 }
 
+// leak writes a file outside of the output directory.
+static OrtStatus *leak(void) {
+  struct bytes b = {.data = (uint8_t *)"leak", .size = 4};
+  return strncmp(mutant, "leak ", 5) == 0 ? write_file(mutant + 5, &b) : NULL;
+}
+
 static OrtStatus *write_binaries(const struct compilation *c) {
   const struct options *o = &c->ep->options;
+  TRY(leak());
   if (o->share && !o->stop_share) return NULL; // the last session of the group writes it
   for (size_t i = 0; i < c->count; i++) {
     if (!c->binary[i] || !is_main(c, i)) continue;
@@ -140,19 +147,24 @@ static OrtStatus *make_node(
     encode(c->context[i], &n.cache);
   else if (n.main)
     add_bytes(&n.cache, base_name(c->binary[i]), strlen(base_name(c->binary[i])));
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  char *notes = NULL;
+  if (is_mutant("unequal")) notes = format_text("%ld.%09ld", now.tv_sec, now.tv_nsec);
   struct node_facts facts = {.sdk = c->ep->release->sdk,
       .hardware = c->ep->hardware,
-      .model = base_name(c->model),
-      .notes = c->ep->options.notes,
+      .model = is_mutant("paths") ? c->model : base_name(c->model),
+      .notes = notes ? notes : c->ep->options.notes,
       .max_size = (int64_t)largest_scratch(c->context[i])};
   OrtStatus *failed = make_context_node(fused, &n, &facts, out);
   free(n.cache.data);
+  free(notes);
   return failed;
 }
 
 static OrtStatus *finish(const struct compilation *c, const OrtNode *const *fused,
     OrtNodeComputeInfo **infos, OrtNode **nodes) {
-  if (c->ep->options.context_enable) {
+  if (c->ep->options.context_enable && !is_mutant("contextless")) {
     TRY(write_binaries(c));
     for (size_t i = 0; i < c->count; i++) TRY(make_node(c, i, fused[i], &nodes[i]));
   }

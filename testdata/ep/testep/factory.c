@@ -200,6 +200,7 @@ EXPORT OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base,
   if (!failed) failed = check_faults(f->release.faults);
   if (!failed && f->release.name)
     ep_name = copy_text(f->release.name); // ONNX Runtime asks for it while the library stays loaded
+  if (!failed && f->release.mutant) mutant = copy_text(f->release.mutant);
   if (!failed) failed = fault_at(f->release.faults, "register");
   if (failed) {
     free_factory(f);

@@ -28,6 +28,10 @@ extern const OrtModelEditorApi *ort_editor;
     if (try_status_) return try_status_;                                                           \
   } while (0)
 
+// mutant is how this installation breaks a guideline on purpose: see the README; "": it does not.
+extern const char *mutant;
+bool is_mutant(const char *kind);
+
 // fail makes a status. The text begins with the EP's name, for it surfaces far from here.
 OrtStatus *fail(OrtErrorCode code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -21,6 +21,7 @@ static char **field_of(struct release *r, const char *key) {
   if (strcmp(key, "hardware.0") == 0) return &r->hardware[0];
   if (strcmp(key, "hardware.1") == 0) return &r->hardware[1];
   if (strcmp(key, "verdict") == 0) return &r->verdict;
+  if (strcmp(key, "mutant") == 0) return &r->mutant;
   if (strcmp(key, "fault") == 0) return &r->faults;
   return NULL;
 }
@@ -99,6 +100,7 @@ void free_release(struct release *r) {
   free(r->driver);
   for (int i = 0; i < DEVICES; i++) free(r->hardware[i]);
   free(r->verdict);
+  free(r->mutant);
   free(r->faults);
   *r = (struct release){0};
 }

@@ -21,6 +21,7 @@ struct release {
   char
       *least; // NULL, or how many elements the output of a node has at least, for the EP to take it
   char *verdict; // NULL, or what every compatibility string is judged: see compatibility.h
+  char *mutant;  // NULL, or which guideline it breaks: see mutant
   char *faults;  // NULL, or faults that happen before there are provider options: see fault.h
 };
 

@@ -1,6 +1,4 @@
-//go:build linux && (amd64 || arm64)
-
-package main
+package ort
 
 import (
 	"encoding/binary"
@@ -8,12 +6,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/epcached/epcached/compilers/ort"
 )
 
-func floats(name string, values ...float32) ort.Tensor {
-	t := ort.Tensor{Name: name, Type: ort.Float, Shape: []int64{int64(len(values))}}
+func floats(name string, values ...float32) Tensor {
+	t := Tensor{Name: name, Type: Float, Shape: []int64{int64(len(values))}}
 	for _, v := range values {
 		t.Data = binary.LittleEndian.AppendUint32(t.Data, math.Float32bits(v))
 	}
@@ -23,7 +19,7 @@ func floats(name string, values ...float32) ort.Tensor {
 func TestCompare(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	for name, c := range map[string]struct {
-		got, want ort.Tensor
+		got, want Tensor
 		says      string // "" if they are near
 	}{
 		"equal":            {floats("y", 1, 2), floats("y", 1, 2), ""},
@@ -43,20 +39,20 @@ func TestCompare(t *testing.T) {
 		"another name":             {floats("z", 1), floats("y", 1), `there is no output "y"`},
 		"another shape": {floats("y", 1, 2), floats("y", 1),
 			"shape [2]; in the source model 1, [1]"},
-		"another type": {ort.Tensor{Name: "y", Type: ort.Int32, Shape: []int64{1},
+		"another type": {Tensor{Name: "y", Type: Int32, Shape: []int64{1},
 			Data: make([]byte, 4)}, floats("y", 0), "element type 6"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			says, err := compare([]ort.Tensor{c.got}, []ort.Tensor{c.want}, 0.01)
+			says, err := Compare([]Tensor{c.got}, []Tensor{c.want}, 0.01)
 			require.NoError(t, err)
 			require.Contains(t, says, c.says)
 			require.Equal(t, c.says == "", says == "", says)
 		})
 	}
-	says, err := compare([]ort.Tensor{floats("y", 1)}, nil, 0.01)
+	says, err := Compare([]Tensor{floats("y", 1)}, nil, 0.01)
 	require.NoError(t, err)
 	require.Contains(t, says, "1 outputs, and the source model has 0")
-	_, err = compare([]ort.Tensor{{Name: "y", Type: 8, Data: []byte("a")}},
-		[]ort.Tensor{{Name: "y", Type: 8, Data: []byte("b")}}, 0.01)
+	_, err = Compare([]Tensor{{Name: "y", Type: 8, Data: []byte("a")}},
+		[]Tensor{{Name: "y", Type: 8, Data: []byte("b")}}, 0.01)
 	require.ErrorContains(t, err, "cannot be compared")
 }
