@@ -17,6 +17,7 @@ import (
 
 	"lukechampine.com/blake3"
 
+	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/index"
@@ -48,6 +49,22 @@ type Content struct {
 	// removedLibraries is set when other files have replaced these, so that no worker can load them
 	// any more.
 	removedLibraries atomic.Bool
+	extended         atomic.Bool // a package was installed since
+}
+
+// contentWith is Content for a request of these execution providers. If the runtime lacks one, it
+// reads the directory again, because a package may have been installed since; eps nil means any.
+func contentWith(ctx context.Context, s *Set, rt *Runtime, eps []identity.EP,
+	progress func(string)) (*Content, error) {
+	rc, err := s.Content(ctx, rt, progress)
+	if err != nil || eps != nil && rc.HasAll(eps) {
+		return rc, err
+	}
+	if spec, err := rc.find(); err != nil || reflect.DeepEqual(spec, rc.Spec) {
+		return rc, nil
+	}
+	rc.extended.Store(true)
+	return s.Content(ctx, rt, progress)
 }
 
 // contents are digests of libraries, by their paths from an EP library's directory.

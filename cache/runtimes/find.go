@@ -97,7 +97,7 @@ func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(strin
 		if !rt.Registered {
 			continue
 		}
-		rc, err := s.Content(ctx, rt, progress)
+		rc, err := contentWith(ctx, s, rt, w.EPs, progress)
 		if err != nil {
 			last = err
 			continue
@@ -187,7 +187,7 @@ func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(str
 		}
 		found = s.addNamed(directoryRuntime(dir, false), same)
 	}
-	rc, err := s.Content(ctx, found, progress)
+	rc, err := contentWith(ctx, s, found, w.EPs, progress)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -393,7 +393,7 @@ func (s *Set) probe(ctx context.Context, rt *Runtime, fresh bool) Facts {
 	out := Facts{Name: rt.Name, Registered: rt.Registered, At: s.options.Now(),
 		Drivers: make(map[string]Driver), Digests: make(map[string]string),
 		Marks: make(map[string]compilers.Fingerprint), MarkErrors: make(map[string]error)}
-	rc, err := s.Content(ctx, rt, func(string) {})
+	rc, err := contentWith(ctx, s, rt, nil, func(string) {})
 	out.State, out.Watched = rt.State(), s.Watched(rt)
 	if last, ok := s.lastProbe(rt); ok {
 		out.Changes, out.Assessed, out.Previous = last.Changes, last.At, last.Previous

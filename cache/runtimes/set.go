@@ -388,7 +388,7 @@ func (s *Set) Content(ctx context.Context, rt *Runtime, progress func(string)) (
 
 // isCurrent reports whether machine and files are unchanged. See dirs.unchanged for within.
 func (rc *Content) isCurrent(within time.Duration) bool {
-	return rc.Machine == rc.now() && rc.dirs.unchanged(within)
+	return !rc.extended.Load() && rc.Machine == rc.now() && rc.dirs.unchanged(within)
 }
 
 func (s *Set) changing(rt *Runtime) {

@@ -35,8 +35,9 @@ const startLimit = 30 * time.Second
 
 const isReady = "ready"
 
-// addOwnRuntime registers the environment that this program was installed into, if it has EPs, so
-// that epcachectl needs no other. Applications name their own libraries in any case.
+// addOwnRuntime registers the environment that this program was installed into, if it has ONNX
+// Runtime, so that epcachectl needs no other; EPs may be installed later. Applications name their
+// own libraries in any case.
 func addOwnRuntime(s *config.Settings) {
 	self, err := os.Executable()
 	if err == nil {
@@ -46,7 +47,7 @@ func addOwnRuntime(s *config.Settings) {
 	if err != nil || filepath.Base(filepath.Dir(self)) != "bin" {
 		return
 	}
-	if _, err := compilers.Find(prefix); err != nil {
+	if _, err := compilers.FindORT(prefix); err != nil {
 		return // no runtime there, which is no error
 	}
 	s.Runtimes = append(s.Runtimes, config.Runtime{Directory: prefix})
