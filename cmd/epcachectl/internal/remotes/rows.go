@@ -24,14 +24,10 @@ func stateOf(r *wire.Remote) string {
 	switch wait := r.GetBreakerSeconds(); {
 	case wait > 0:
 		return "fails, and is not asked for " + term.Seconds(wait)
-	case r.GetCalls() == 0:
-		return "not called yet"
-	}
-	switch {
 	case r.GetFailing():
 		return "does not answer"
 	case r.GetCalls() == 0:
-		return "not asked yet"
+		return "not called yet"
 	}
 	return "answers"
 }
