@@ -270,6 +270,7 @@ var allowed = map[string][]string{
 		"epmodel",
 		"index",
 		"internal/apierr",
+		"internal/bytesize",
 		"internal/keyed",
 		"internal/memo",
 		"internal/ttlcache",

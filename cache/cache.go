@@ -53,7 +53,9 @@ import (
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/bytesize"
 	"github.com/epcached/epcached/internal/keyed"
+	"github.com/epcached/epcached/internal/memo"
 	"github.com/epcached/epcached/internal/ttlcache"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/store"
@@ -85,6 +87,7 @@ type Cache struct {
 	settings   atomic.Pointer[settings] // the current settings; options has those of the start
 	reloading  sync.Mutex               // held while Reload replaces settings
 	configured atomic.Pointer[query.Configured]
+	killed     string // how the previous daemon ended, if for memory; else ""
 
 	cas         *cas.Store
 	index       *index.Index
@@ -204,7 +207,26 @@ func (c *Cache) Close() error {
 	c.gains.Wait()
 	err := c.runtimes.Close()
 	c.work.Wait()
+	_ = memo.Save(&c.index.Memos, runningKey, nil) // best effort: see noteKilled
 	return errors.Join(err, c.remotes.Close(), c.Store.Close())
+}
+
+// runningKey is the key of the memo that a running daemon has: MemoryKills at its start.
+const runningKey = "running"
+
+// noteKilled finds out whether the kernel has probably killed the previous daemon for memory: it
+// did not close the store, and processes of this container were killed since it started.
+func (c *Cache) noteKilled() {
+	kills := compilers.MemoryKills()
+	before, _ := memo.Recall[*int64](&c.index.Memos, runningKey)
+	if before != nil && *before < kills {
+		c.killed = fmt.Sprintf("the previous daemon did not stop by itself, and since its start "+
+			"the kernel has killed processes of this container for memory (%d); %s are all that "+
+			"it has", kills-*before, bytesize.Text(compilers.MachineMemory()))
+		c.log.Warn(c.killed)
+	}
+	// best effort: the cause stays unknown if it is not saved
+	_ = memo.Save(&c.index.Memos, runningKey, &kills)
 }
 
 // PrepareClose announces that Close follows when the requests under way are answered. From then on
@@ -248,6 +270,7 @@ func (c *Cache) open() error {
 	if err := c.openStore(); err != nil {
 		return err
 	}
+	c.noteKilled()
 	// Nothing fails from here on, so everything that is started is ended by Close.
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.openPlanning()
@@ -408,7 +431,8 @@ func (c *Cache) openAnswering() {
 	c.JobList = &joblist.List{Jobs: c.jobs, Rebuilds: &c.rebuilds, Failed: c.failures,
 		Rights: c.Rights, Store: c.Store, Now: c.now}
 	c.Queries = query.New(query.Options{Dir: c.dir, UID: c.uid, Started: c.started, Now: c.now,
-		Rebuilt: c.options.Rebuilt, Store: c.Store, Stream: &c.events, Rights: c.Rights,
+		Rebuilt: c.options.Rebuilt, Killed: c.killed,
+		Store: c.Store, Stream: &c.events, Rights: c.Rights,
 		Runtimes: c.runtimes, Owner: c.owners.OwnerOf,
 		Configured: c.configured.Load, Sandbox: c.loadChecker.Sandbox, Try: c.loadChecker.TryEP,
 		Jobs: c.jobs.Count, Rebuilds: c.rebuilds.Waiting, Failures: c.JobList.Remembered,

@@ -14,7 +14,8 @@ import (
 var (
 	// ErrTimeout is returned when a worker was killed because it reached Limits.Wall.
 	ErrTimeout = errors.New("time limit reached")
-	// ErrMemory is returned when the kernel killed a worker that reached Limits.Memory.
+	// ErrMemory is returned when a worker was killed that reached Limits.Memory, or because the
+	// memory of the container was exhausted.
 	ErrMemory = errors.New("memory limit reached")
 	// ErrCPU is returned when a worker reached Limits.CPU.
 	ErrCPU = errors.New("processor time limit reached")

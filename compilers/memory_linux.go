@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,30 +23,72 @@ func MachineMemory() int64 {
 	if err := unix.Sysinfo(&info); err != nil {
 		return 0 // cannot fail
 	}
-	least := int64(info.Totalram) * int64(info.Unit)
-	text, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return least
-	}
+	return ownCgroups.limit(int64(info.Totalram) * int64(info.Unit))
+}
+
+// MemoryKills returns how many processes of this process's cgroup the kernel has killed because
+// memory was short, there or on the machine. It returns 0 if unknown.
+func MemoryKills() int64 { return ownCgroups.kills() }
+
+var ownCgroups = cgroups{"/proc/self/cgroup", "/sys/fs/cgroup"}
+
+// cgroups finds the memory cgroups of a process, of version 1 or 2.
+type cgroups struct{ list, root string }
+
+// directories returns the directories of the cgroups, the innermost first. In a container the list
+// may have paths of the host, of which only the outermost exists.
+func (g cgroups) directories() (dirs []string) {
+	text, _ := os.ReadFile(g.list) // without /proc there are none
 	for line := range strings.Lines(string(text)) {
-		own, found := strings.CutPrefix(strings.TrimSpace(line), "0::/")
-		if !found {
-			continue // cgroup version 1
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) < 3 {
+			continue
 		}
-		for dir := filepath.Join("/sys/fs/cgroup", own); strings.HasPrefix(dir,
-			"/sys/fs/cgroup"); dir = filepath.Dir(dir) {
-			bound, err := os.ReadFile(filepath.Join(dir, "memory.max"))
-			if err != nil {
-				continue // the root cgroup has none
+		top := g.root // of version 2, which names no controllers
+		if parts[1] != "" {
+			top = filepath.Join(g.root, "memory")
+			if !slices.Contains(strings.Split(parts[1], ","), "memory") {
+				continue
 			}
-			// otherwise it is "max"
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(bound)), 10, 64); err == nil &&
-				n > 0 {
+		}
+		for dir := filepath.Join(top, parts[2]); ; dir = filepath.Dir(dir) {
+			if !strings.HasPrefix(dir, top+"/") { // the last one, also for a path with ".."
+				dirs = append(dirs, top)
+				break
+			}
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// limit returns the least limit of the cgroups, or least if they have none that is lower.
+func (g cgroups) limit(least int64) int64 {
+	for _, dir := range g.directories() {
+		for _, name := range []string{"memory.max", "memory.limit_in_bytes"} {
+			text, _ := os.ReadFile(filepath.Join(dir, name)) // the root cgroup has none
+			n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+			if err == nil && n > 0 { // otherwise it is "max"
 				least = min(least, n)
 			}
 		}
 	}
 	return least
+}
+
+var killCount = regexp.MustCompile(`(?m)^oom_kill (\d+)$`)
+
+func (g cgroups) kills() int64 {
+	for _, dir := range g.directories() {
+		for _, name := range []string{"memory.events", "memory.oom_control"} {
+			text, _ := os.ReadFile(filepath.Join(dir, name))
+			if found := killCount.FindSubmatch(text); found != nil {
+				n, _ := strconv.ParseInt(string(found[1]), 10, 64) // digits
+				return n
+			}
+		}
+	}
+	return 0
 }
 
 // watchMemory cancels a job if its worker and the processes that it started together take too much

@@ -139,7 +139,10 @@ func (o *ORT) startIn(iso isolation, req workerproto.Request, dir string,
 }
 
 // child is a worker that is a child of this process.
-type child struct{ cmd *exec.Cmd }
+type child struct {
+	cmd   *exec.Cmd
+	kills int64 // MemoryKills before it was started
+}
 
 func (o *ORT) startChild(l workerproto.Launch, files []*os.File, iso isolation) (*child, error) {
 	cmd := exec.Command(o.opts.Worker, "prepare", l.Prepare)
@@ -150,6 +153,7 @@ func (o *ORT) startChild(l workerproto.Launch, files []*os.File, iso isolation) 
 		return nil, err
 	}
 	cmd.Stderr, cmd.ExtraFiles = own[0], own[1:]
+	c := &child{cmd, MemoryKills()}
 	started, timeout := make(chan error, 1), time.NewTimer(o.startTimeout)
 	defer timeout.Stop()
 	select {
@@ -158,7 +162,6 @@ func (o *ORT) startChild(l workerproto.Launch, files []*os.File, iso isolation) 
 		closeAll(own)
 		return nil, errStartBlocked
 	}
-	c := &child{cmd}
 	select {
 	case err := <-started:
 		return c, err
@@ -228,6 +231,8 @@ func (c *child) reap() workerproto.ExitReport {
 	if own, _ := state.Sys().(syscall.WaitStatus); own.Signaled() {
 		ended.Status = workerproto.ExitSignal + int(own.Signal())
 	}
+	ended.OutOfMemory = ended.Status == workerproto.ExitSignal+int(syscall.SIGKILL) &&
+		MemoryKills() > c.kills
 	return ended
 }
 

@@ -323,7 +323,7 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 	case errors.Is(w.eventErr, workerproto.ErrMalformed):
 		return a, fmt.Errorf("%s: %w", name, w.eventErr)
 	case w.ended.OutOfMemory:
-		return a, fmt.Errorf("%s: %w: %s", name, ErrMemory, bytesize.Text(limits.Memory))
+		return a, fmt.Errorf("%s: %w: %s", name, ErrMemory, w.memoryLimit(limits))
 	case signal == syscall.SIGXCPU, signal == syscall.SIGKILL && limits.CPU > 0 &&
 		w.ended.CPU >= limits.CPU:
 		return a, fmt.Errorf("%s: %w: %v", name, ErrCPU, limits.CPU)
@@ -338,6 +338,15 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 		return a, fmt.Errorf("%w: %w", ErrStart, e)
 	}
 	return a, e
+}
+
+// memoryLimit says at which limit the kernel killed the worker.
+func (w *worker) memoryLimit(limits Limits) string {
+	if _, is := w.process.(*child); is {
+		return "killed by the kernel, because " + bytesize.Text(MachineMemory()) +
+			" are all that this machine or container has"
+	}
+	return bytesize.Text(limits.Memory)
 }
 
 // watchOutput cancels a job if its directory grows too large. Each file is limited besides.

@@ -312,6 +312,10 @@ func adviseWatch(runtime, how string) Advice {
 func (d *Doctor) adviseIndex() []Advice {
 	const subject = "index"
 	var out []Advice
+	if why := d.q.options.Killed; why != "" {
+		out = append(out, warning("memory", "%s", why).hint("give it more memory, or compile less "+
+			"at once: jobs, jobs_memory_bytes and [limits] in the configuration"))
+	}
 	if why := d.q.index.Rebuilt(); why != "" {
 		out = append(out, warning(subject, "the database was rebuilt from the manifests: %s", why).
 			hint("only counters are lost; if it happens again, check the disk"))

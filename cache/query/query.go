@@ -32,6 +32,7 @@ type Options struct {
 	UID      uint32 // of the daemon
 	Started  time.Time
 	Rebuilt  string // why the daemon opened the store again; "": it did not
+	Killed   string // how the previous daemon ended, if for memory; else ""
 	Now      func() time.Time
 	Store    *store.Store
 	Stream   *Stream // of the store's events
@@ -123,6 +124,9 @@ func (q *Queries) Status(ctx context.Context, p rights.Peer) (*wire.StatusReply,
 	if len(configured.Waiting) > 0 {
 		s.Warnings = append(s.Warnings,
 			"takes effect after a restart: "+strings.Join(configured.Waiting, ", "))
+	}
+	if why := q.options.Killed; why != "" {
+		s.Warnings = append(s.Warnings, why)
 	}
 	if why := q.index.Rebuilt(); why != "" {
 		s.Warnings = append(s.Warnings, "the index was rebuilt at the start: "+why)
