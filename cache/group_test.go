@@ -34,6 +34,25 @@ func (b *bench) group(seeds ...uint64) *request.Request {
 	return r
 }
 
+// Clients that state no level, such as epcachectl, meet those that state a session's, as Python's
+// SessionGroup does.
+func TestAGroupThatWasWarmedIsThatOfSessions(t *testing.T) {
+	b := newBench(t)
+	warmed := b.acquire(b.group(1, 2))
+	r := b.group(1, 2)
+	r.GraphOptimizationLevel = "basic"
+	require.Equal(t, query.Hit, b.explain(r).Decision)
+	r.OnMiss = request.Wait
+	session := b.acquire(r)
+	require.Equal(t, request.Hit, session.Outcome)
+	require.Equal(t, warmed.RequestKey, session.RequestKey)
+	single := b.request(b.model(1))
+	single.Route = compilers.RouteSessionOptions
+	at := b.request(b.model(1))
+	at.Route, at.GraphOptimizationLevel = compilers.RouteSessionOptions, "basic"
+	require.Equal(t, b.explain(single).RequestKey, b.explain(at).RequestKey, "the kind")
+}
+
 func TestAGroupIsOneBuild(t *testing.T) {
 	b := newBench(t)
 	first := b.acquire(b.group(1, 2, 3))

@@ -171,13 +171,11 @@ func FillOptions(ep string, options map[string]string,
 // session folds constants and shapes, "basic", before execution providers choose their nodes, and
 // so does a compile here unless an option says otherwise: the compile API's own default,
 // "disable_all", leaves nodes to the CPU that a session would not (QNN: whole models). The levels
-// above "basic" only concern nodes that no provider took.
-func canonicalLevel(level, route string) (string, error) {
+// above "basic" only concern nodes that no provider took. The default is that of every route,
+// because sessions request "basic" for groups, too, whose builds have to be those that were warmed.
+func canonicalLevel(level string) (string, error) {
 	switch level {
 	case "":
-		if route == compilers.RouteSessionOptions {
-			return "all", nil
-		}
 		return "basic", nil
 	case "disable_all", "basic", "extended", "layout", "all":
 		return level, nil

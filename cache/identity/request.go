@@ -79,7 +79,7 @@ func (t *Terms) Record(ctx context.Context, allowed Allowed,
 		return Record{}, err
 	}
 	if out.GraphOptimizationLevel,
-		err = canonicalLevel(t.GraphOptimizationLevel, out.Route); err != nil {
+		err = canonicalLevel(t.GraphOptimizationLevel); err != nil {
 		return Record{}, err
 	}
 	for _, ep := range t.EPs {

@@ -42,6 +42,22 @@ func newGroup(t *testing.T) *standIn {
 	return b
 }
 
+func TestWhyShareExplainsAGroup(t *testing.T) {
+	b := newStandIn(t)
+	groups := 0
+	b.acquire = func(a *wire.Acquire) (unixsock.Answer, error) {
+		groups = len(a.GetGroup())
+		return explaining(explained("hit"))(a)
+	}
+	b.serve()
+	prefill, decode := tinyModel(t, "prefill.onnx"), tinyModel(t, "decode.onnx")
+	r := call(t, "why", "--share", prefill, decode, ep)
+	require.Equal(t, exit.Done, r.code, r.err)
+	require.Equal(t, 1, groups)
+	require.Equal(t, exit.BadUsage, call(t, "why", prefill, decode, ep).code)
+	require.Equal(t, exit.BadUsage, call(t, "why", "--share", prefill, ep).code)
+}
+
 func TestGetShareRequestsOnceAndListsMembers(t *testing.T) {
 	b := newGroup(t)
 	b.serve()

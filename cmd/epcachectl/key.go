@@ -32,7 +32,7 @@ Nothing is looked up or compiled. The flags are those of get.` + exit.Help(exit.
 				if err := g.Request.OnlyEP(ctx, c, a.Print); err != nil {
 					return exit.WithVerb("key", err)
 				}
-				reply, err := g.Ask(ctx, c, args[0], wire.OnMiss_KEY_ONLY)
+				reply, err := g.Ask(ctx, c, args[:1], wire.OnMiss_KEY_ONLY)
 				switch {
 				case err != nil:
 					return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,7 +29,7 @@ import (
 func newWhy(a *cli.Call) *cobra.Command {
 	g := &acquire.Get{Call: a, Verb: "why"}
 	r := &g.Request
-	var all bool
+	var all, share bool
 	cmd := &cobra.Command{
 		Use:   "why MODEL --ep EP[:DEVICE]... [flags] | why ENTRY",
 		Short: "explain a decision field by field",
@@ -37,23 +38,28 @@ request, their compatibility and the evidence for it, the closest other entries 
 that differ, and the entry's history. Nothing is compiled or changed.
 
 why ENTRY explains an existing entry. ENTRY is as for show; a model's file without --ep means all
-that is stored of it. Only fields that differ are printed; --all prints every field.` +
+that is stored of it. Only fields that differ are printed; --all prints every field. --share
+explains two or more models as one weight-sharing group, as get --share requests it.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
 				exit.NoDaemon, exit.Stale, exit.NotAllowed) + `
 
 Status 0 means that a build is served, 3 that there is none (get would compile).`,
 		Example: `  epcachectl why mobilenet.onnx --ep OpenVINOExecutionProvider:CPU --dim batch=1
+  epcachectl why --share prefill.onnx decode.onnx --ep QNNExecutionProvider
   epcachectl why 3f2a9c01`,
-		Args: cli.UsageArgs(1, 1),
+		Args: cli.UsageArgs(1, math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			asked := slices.ContainsFunc(r.FlagNames(), cmd.Flags().Changed)
+			if share != (len(args) > 1) {
+				return exit.Usagef("why: one model or entry, or --share and the models of a group")
+			}
+			asked := share || slices.ContainsFunc(r.FlagNames(), cmd.Flags().Changed)
 			if asked {
 				if err := r.Complete(); err != nil {
 					return err
 				}
 			}
 			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
-				e, err := explanation(ctx, c, args[0], g, asked)
+				e, err := explanation(ctx, c, args, g, asked)
 				if err != nil {
 					return err
 				}
@@ -62,12 +68,14 @@ Status 0 means that a build is served, 3 that there is none (get would compile).
 		},
 	}
 	r.AddFlags(cmd)
+	cmd.Flags().BoolVar(&share, "share", false, "explain the models as one weight-sharing group")
 	cmd.Flags().BoolVar(&all, "all", false, "print every field, not only those that differ")
 	return cmd
 }
 
-func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire.Get,
+func explanation(ctx context.Context, c *unixsock.Client, args []string, g *acquire.Get,
 	asked bool) (*wire.Explanation, error) {
+	arg := args[0]
 	if !asked {
 		entry, err := modelfile.Entry(ctx, arg)
 		if err != nil {
@@ -93,7 +101,7 @@ func explanation(ctx context.Context, c *unixsock.Client, arg string, g *acquire
 		}
 		return e, nil
 	}
-	reply, err := g.Ask(ctx, c, arg, wire.OnMiss_EXPLAIN)
+	reply, err := g.Ask(ctx, c, args, wire.OnMiss_EXPLAIN)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, exit.Hint(err, "for a stored entry, omit the flags: epcachectl why "+

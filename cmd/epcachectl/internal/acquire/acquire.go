@@ -314,11 +314,11 @@ func (g *Get) mayClaim(err error, onMiss wire.OnMiss, paths []string) bool {
 
 func (g *Get) compilesAnyway() bool { return g.OnMiss == "refresh" || g.OnMiss == "bypass" }
 
-// Ask requests one model without a compile.
-func (g *Get) Ask(ctx context.Context, c *unixsock.Client, path string,
+// Ask requests one model, or several as a group, without a compile.
+func (g *Get) Ask(ctx context.Context, c *unixsock.Client, paths []string,
 	onMiss wire.OnMiss) (*wire.AcquireReply, error) {
 	show := term.NewPhases(g.Print, false, 1)
-	result := g.acquireModels(ctx, c, []string{path}, onMiss, show)
+	result := g.acquireModels(ctx, c, paths, onMiss, show)
 	show.End()
 	closeViews([]modelResult{result})
 	return result.reply, result.err
