@@ -13,7 +13,7 @@ from ._call import Call
 from ._connection import Connection, close_all
 from ._connections import Connections
 from ._messages import ENUMS
-from ._model import Model, stamp_of
+from ._model import Model, display_name, stamp_of
 from ._request import ExecutionProvider, Runtime, Send
 
 _PATIENT = [ENUMS["OnMiss"][name] for name in ("WAIT", "REFRESH", "CLAIM", "KEY_ONLY", "EXPLAIN")]
@@ -203,10 +203,8 @@ class Acquire(Call[Artefact]):
 
 def _display_path(path: str) -> str:
     """Returns the path for display, cut to the protocol's limit."""
-    try:
-        return path if len(path.encode()) <= 4096 else ""
-    except UnicodeEncodeError:
-        return ""
+    text = display_name(path)
+    return text if len(text.encode()) <= 4096 else ""
 
 
 def _checked_locations(locations: list[str]) -> list[str]:

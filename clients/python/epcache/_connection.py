@@ -288,7 +288,13 @@ class Connection:
 
 
 def _frame(request: int, body: dict[str, Any], descriptors: int) -> bytes:
-    envelope = _wire.encode("Envelope", {"request": request, "descriptors": descriptors, **body})
+    try:
+        message = {"request": request, "descriptors": descriptors, **body}
+        envelope = _wire.encode("Envelope", message)
+    except UnicodeEncodeError as error:
+        raise _errors.BadRequest(
+            f"the request has text that is not UTF-8: {error.object!r}"
+        ) from error
     if len(envelope) > MAX_FRAME:
         raise _errors.BadRequest(
             f"the request has {len(envelope)} bytes, more than the limit of {MAX_FRAME}"

@@ -17,6 +17,7 @@ from ._compiled_copy import Compiled, copy_artefact
 from ._deprecated import renamed_parameter
 from ._explanation import Explanation
 from ._fields import dataclass
+from ._model import display_name
 from ._onnxruntime import ort
 from ._request import EPSpec, Output
 from ._session import shared_client
@@ -112,7 +113,7 @@ def warm(
         "store": store,
     }
     sources: Sequence[Source] = (
-        [models] if isinstance(models, (str, bytes, os.PathLike)) else models
+        [models] if models is None or isinstance(models, (str, bytes, os.PathLike)) else models
     )
     found: list[tuple[Warmed, SessionRequest]] = []
     for source, one in [
@@ -140,7 +141,7 @@ def _request_warm(
     """Requests one model. If the daemon is busy, waits for one of the compiles `before` and
     retries.
     """
-    name = "model" if isinstance(source, bytes) else os.fspath(source)
+    name = "model" if isinstance(source, bytes) else display_name(os.fspath(source))
     if reason := one.why_not("background"):
         return Warmed(name, "bypassed", reason)
     while True:

@@ -112,6 +112,8 @@ def open_model(
             path = os.path.abspath(os.fspath(source))
             # Without resolving links: ONNX Runtime looks for external data beside the link, too.
             beside = os.path.dirname(path)
+        elif not hasattr(source, "fileno"):
+            raise not_a_model(source)
         else:
             descriptor = source.fileno()
             path = getattr(source, "name", "")
@@ -124,7 +126,7 @@ def open_model(
             beside = os.path.abspath(directory)
             where = _directory(beside, stack)
         stamp = (*stamp_of(descriptor), hash(beside))
-        name = os.path.basename(path) or "model.onnx"
+        name = display_name(os.path.basename(path)) or "model.onnx"
         yield Model(descriptor, name, stamp, path, beside, external, where)
 
 
@@ -139,6 +141,18 @@ def _directory(path: str, stack: contextlib.ExitStack) -> int | None:
 
 def _real_path(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def not_a_model(source: object) -> TypeError:
+    """Returns ONNX Runtime's error for a model of another type."""
+    return TypeError(f"Unable to load from type '{type(source)}'")
+
+
+def display_name(path: str) -> str:
+    """Returns a path as text in UTF-8, with replacement characters for bytes that are none. Python
+    has surrogates for them, and under LC_ALL=C for each byte of other characters.
+    """
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def before(version: str, first: tuple[int, int]) -> bool:

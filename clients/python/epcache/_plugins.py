@@ -155,7 +155,7 @@ def _has_no_devices(ep: ExecutionProvider) -> bool:
     """
     if ep.library or ep.name not in ort.get_available_providers():
         return False
-    if ep.name in _registered or any(device.ep_name == ep.name for device in ort.get_ep_devices()):
+    if ep.name in _registered or any(device.ep_name == ep.name for device in listed_devices()):
         return False
     return _packaged_library(ep.name) is None
 
@@ -194,20 +194,31 @@ def _listed_devices(ep: ExecutionProvider) -> list[Any]:
     """Returns the devices that ONNX Runtime lists for the provider, which is registered first if
     there are none.
     """
-    found = [device for device in ort.get_ep_devices() if device.ep_name == ep.name]
+    found = [device for device in listed_devices() if device.ep_name == ep.name]
     if found:
         return found
     # OpenVINO lists further providers, as ".AUTO", under its own name and a suffix.
     family = ep.name.partition(".")[0]
     if family not in _registered:
+        if not hasattr(ort, "register_execution_provider_library"):
+            raise _errors.Unavailable(
+                f"ONNX Runtime {ort.__version__} has no plugin execution providers, as {ep.name}",
+                "pip install --upgrade onnxruntime: 1.24 is the first that epcache supports",
+                {"devices": "0"},
+            )
         _register(family, ep.library or _find_library(family))
-        found = [device for device in ort.get_ep_devices() if device.ep_name == ep.name]
+        found = [device for device in listed_devices() if device.ep_name == ep.name]
     if not found:
         why, help = _machine.no_device(ep.name)
         raise _errors.Unavailable(
             f"{ep.name} lists no device on this machine: {why}", help, {"devices": "0"}
         )
     return found
+
+
+def listed_devices() -> list[Any]:
+    """Returns ONNX Runtime's list of devices; an early version has none."""
+    return list(getattr(ort, "get_ep_devices", list)())
 
 
 def _register(name: str, path: str) -> None:

@@ -13,6 +13,7 @@ from . import _errors
 from ._artefact import Artefact
 from ._client import Client
 from ._fields import replace
+from ._model import not_a_model
 from ._onnxruntime import ort
 from ._refusal import Refusal
 from ._report import Attempts, Report
@@ -59,6 +60,9 @@ class SessionGroup(Sequence[InferenceSession]):
             raise ValueError(
                 f"on_miss {on_miss!r}: must be wait, fail, refresh or bypass for a group"
             )
+        for model in models[1:]:
+            if not isinstance(model, (str, bytes, os.PathLike)):
+                raise not_a_model(model)
         group = _Group(
             models, session_request(models[0], sess_options, ep, providers, provider_options)
         )

@@ -12,6 +12,7 @@ from . import _errors, _plugins, _providers
 from ._artefact import Artefact
 from ._client import Client
 from ._fields import dataclass, field, replace
+from ._model import not_a_model
 from ._onnxruntime import ort
 from ._plugins import Plugin
 from ._record import Record, resolve_policy
@@ -88,12 +89,16 @@ class SessionRequest:
         """Adds the execution providers to options for the source model, unless an earlier session
         has added them.
         """
-        if options.has_providers():
+        if _has_providers(options):
             return
         for p in self.plugins:
             p.add_to(options, p.given)
         if options is self.options:
             _added[options] = [p.ep for p in self.plugins]
+
+
+def _has_providers(options: ort.SessionOptions) -> bool:
+    return hasattr(options, "has_providers") and options.has_providers()
 
 
 def _built_in(plugin: Plugin) -> str:
@@ -125,10 +130,12 @@ def session_request(
     Raises Unavailable if one, or the device that it names, is missing, and ValueError if none is
     named, or they are named in two ways.
     """
+    if not isinstance(source, (str, bytes, os.PathLike)):
+        raise not_a_model(source)
     record = Record() if options is None else getattr(options, "_record", None)
     result = SessionRequest(source, options, record, [], more)
     before = None if options is None else _added.get(options)
-    named = options is not None and options.has_providers() and before is None
+    named = options is not None and _has_providers(options) and before is None
     if ep is not None and (named or names):
         raise ValueError(
             "execution providers are named twice: by ep=, and "

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -301,3 +302,26 @@ def test_import_of_epcache_does_not_import_onnxruntime() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
+
+
+def test_warm_of_a_name_that_is_not_utf8_keeps_the_other_models(
+    source: str, view: Path, tmp_path: Path
+) -> None:
+    names = [b"a.onnx", b"b\xff.onnx", b"c.onnx"]
+    paths = [os.fsdecode(os.path.join(os.fsencode(tmp_path), name)) for name in names]
+    for path in paths:
+        shutil.copy(source, path)
+    seen: list = []
+    with FakeDaemon(serves(view, seen)) as daemon:
+        warmed = epcache.warm(paths, ep=OPENVINO.spec, client=client(daemon))
+    assert [(Path(one.model).name, one.outcome) for one in warmed] == [
+        ("a.onnx", "hit"),
+        ("b\ufffd.onnx", "hit"),
+        ("c.onnx", "hit"),
+    ]
+    assert [asked["model"]["name"] for asked, _ in seen] == ["a.onnx", "b\ufffd.onnx", "c.onnx"]
+
+
+def test_text_that_is_not_utf8_is_an_error_of_the_request(source: str, view: Path) -> None:
+    with FakeDaemon(serves(view)) as daemon, pytest.raises(epcache.BadRequest, match="not UTF-8"):
+        client(daemon).acquire(source, (OPENVINO.name, {"a": "\udcff"}))

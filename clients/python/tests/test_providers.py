@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +22,7 @@ ort = pytest.importorskip(
 
 import epcache  # noqa: E402
 from epcache import _machine, _plugins, _providers, _session  # noqa: E402
-from epcache._run import _settings  # noqa: E402
+from epcache._run import _requested, _settings  # noqa: E402
 from fake_daemon import FakeDaemon  # noqa: E402
 from openvino_model import source, view  # noqa: E402, F401
 from providers import INPUTS, OPENVINO, equal, make_model, run_plain  # noqa: E402
@@ -268,6 +271,62 @@ def test_arguments_that_would_not_be_used_are_refused(source: str, tmp_path: Pat
     _plugins.plugin(epcache.ExecutionProvider(OPENVINO.name))  # registers its own library
     with pytest.raises(epcache.Unavailable, match="registered in this process from"):
         epcache.InferenceSession(source, ep=one, client=False)
+
+
+@pytest.mark.parametrize("model", [None, bytearray(b"x"), 7], ids=["None", "bytearray", "int"])
+def test_a_model_of_another_type_is_onnxruntimes_error(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as plain:
+        ort.InferenceSession(model)
+    ep = OPENVINO.name
+    for use in (
+        lambda: epcache.InferenceSession(model, ep=ep),
+        lambda: epcache.InferenceSession(model, ep=ep, client=False),
+        lambda: epcache.SessionGroup([b"m", model], ep=ep),
+        lambda: epcache.why(model, ep=ep),
+        lambda: epcache.warm([model], ep=ep),
+        lambda: epcache.compile(model, tmp_path, ep=ep),
+    ):
+        with pytest.raises(TypeError) as raised:
+            use()
+        assert str(raised.value) == str(plain.value)
+    with pytest.raises(TypeError, match="Unable to load from type"):
+        epcache.Client("/nowhere").acquire(None, ep)
+
+
+def test_an_onnxruntime_without_plugins_makes_plain_sessions(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_plugins, "_registered", {})
+    monkeypatch.delattr(ort, "get_ep_devices")
+    monkeypatch.delattr(ort, "register_execution_provider_library")
+    for named in ({"ep": OPENVINO.spec}, {"providers": [OPENVINO.name, CPU]}):
+        with pytest.warns(epcache.EpcacheWarning, match="has no plugin execution providers"):
+            session = epcache.InferenceSession(source, epcache.SessionOptions(), **named)
+        assert session.get_providers() == [CPU]
+
+
+def test_run_beside_a_built_in_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = epcache.ExecutionProvider(OPENVINO.name)
+    monkeypatch.setattr(_plugins, "plugin", lambda ep: _plugins.Plugin(ep, [], None))
+    assert _requested._in_single_precision(one) == one
+
+
+def test_run_reports_programs_that_only_import_genai(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime_genai.py").write_text("")
+    report = tmp_path / "report"
+    report.touch()
+    hook = Path(epcache.__file__).parent / "_run" / "hook"
+    subprocess.run(
+        [sys.executable, "-c", "import onnxruntime_genai"],
+        env={
+            "PYTHONPATH": f"{hook}:{tmp_path}",
+            "EPCACHE_RUN": "{}",
+            "EPCACHE_RUN_REPORT": str(report),
+        },
+        check=True,
+    )
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert ["other", "onnxruntime_genai"] in [[one["kind"], one.get("what")] for one in lines]
 
 
 def test_plain_session_gets_the_options_that_name_a_file() -> None:

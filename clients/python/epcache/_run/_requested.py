@@ -115,7 +115,7 @@ def _is_plugin(name: str) -> bool:
     """Whether the name may be a plugin's: its package is known, or the program registered it."""
     family = name.partition(".")[0]
     return family in _plugins._PACKAGES or any(
-        device.ep_name == name for device in ort.get_ep_devices()
+        device.ep_name == name for device in _plugins.listed_devices()
     )
 
 
@@ -136,9 +136,11 @@ def _in_single_precision(ep: ExecutionProvider) -> ExecutionProvider:
     if ep.name != OPENVINO or "load_config" in ep.options:
         return ep
     try:
-        device = _plugins.plugin(ep).devices[0].device.type.name
+        devices = _plugins.plugin(ep).devices
     except _errors.Unavailable:
         return ep  # the session raises the same error and reports it
+    # One that is built into ONNX Runtime lists no device.
+    device = devices[0].device.type.name if devices else ""
     if device not in ("CPU", "GPU"):
         return ep
     config = json.dumps({device: {"INFERENCE_PRECISION_HINT": "f32"}})

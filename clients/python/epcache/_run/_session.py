@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import _errors, _plugins, _session
-from .._artefact import Artefact
+from .._artefact import Artefact, Progress
 from .._client import Client
 from .._onnxruntime import ort
 from .._report import Attempts, Report
@@ -95,8 +95,15 @@ class Served(_session.InferenceSession):
         if not self._requested.sent or not settings().verify_output:
             return super()._acquire(client, deadline, attempts, wishes)
 
+        phases = set()
+
+        def noted(progress: Progress) -> None:
+            phases.add(progress.phase)
+            if wishes.get("progress"):
+                wishes["progress"](progress)
+
         def ask() -> Artefact:
-            checked = {**wishes, "verify_output": settings().verify_output}
+            checked = {**wishes, "verify_output": settings().verify_output, "progress": noted}
             try:
                 return self._wanted.question(client, checked)(
                     timeout=max(0.0, deadline - time.monotonic())
@@ -105,10 +112,13 @@ class Served(_session.InferenceSession):
                 if error.facts.get("outputs") != "0":
                     raise
             # The model does not run with the sizes that the daemon chose for free dimensions, so
-            # the outputs cannot be compared.
-            return self._wanted.question(client, wishes)(
+            # the outputs cannot be compared. The build is stored all the same.
+            answer = self._wanted.question(client, wishes)(
                 timeout=max(0.0, deadline - time.monotonic())
             )
+            if answer.outcome == "hit" and "compiling" in phases:
+                answer.outcome = "compiled"
+            return answer
 
         return _session.ask_or_fall_back(ask, attempts)
 

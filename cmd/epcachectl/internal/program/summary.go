@@ -57,7 +57,8 @@ func summaryOf(events []Event, more bool) *Summary {
 		case "session":
 			s.Sessions = append(s.Sessions, e)
 			s.Outcomes[e.Outcome]++
-			if e.Outcome == "hit" {
+			// A program that asked for the CPU would not have compiled.
+			if e.Outcome == "hit" && !e.Sent {
 				s.SavedSeconds += max(0, e.CompileSeconds-e.AcquireSeconds)
 			}
 		}

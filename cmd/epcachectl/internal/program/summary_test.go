@@ -59,3 +59,11 @@ func TestRunTellsOfASessionThatCouldNotBeMade(t *testing.T) {
 		"InvalidArgument: No graph was found in the protobuf."},
 		summaryOf([]Event{python, imported, raised, raised}, false).Notes)
 }
+
+// A program that asked for the CPU would not have compiled.
+func TestOnlyCompilesThatTheProgramWouldHaveDoneAreSaved(t *testing.T) {
+	hit := Event{Kind: "session", Outcome: "hit", CompileSeconds: 5, AcquireSeconds: 1}
+	sent := hit
+	sent.Sent = true
+	require.InDelta(t, 4, summaryOf([]Event{hit, sent}, false).SavedSeconds, 1e-9)
+}
