@@ -148,7 +148,7 @@ race-raced:
 	$(call timed,$(GO) test $(RACE) -timeout 25m $(RACED))
 
 .PHONY: test-long
-test-long: test remotes matrix stress flood kills faults explore ## run the long forms; hours
+test-long: test remotes matrix providers stress flood kills faults explore ## long forms; hours
 	$(GO) test $(RACE) -timeout 60m ./...
 	$(GO) test ./portable -run Flipped -timeout 2h -args -flip-stride=1
 	$(MAKE) fuzz FUZZTIME=1000000x
@@ -256,6 +256,13 @@ matrix: build deps ## serve OpenVINO 1.4.0 to 1.8.1 with ONNX Runtime 1.24.4 to 
 	EPCACHED_MATRIX=1 $(VENV) -m pytest -q -s clients/python/tests/real/test_matrix.py
 	$(GO) test -count 1 ./compilers -run TestRealEPsMakeKnownCallsOnly -args -compilers.all
 	$(GO) test -count 1 ./compilers ./cache/identity -run 'OptionsInTheInstalled|EveryEntryOf'
+
+.PHONY: providers
+providers: build deps ## other execution providers from PyPI, and the newest packages; 1 GB
+	@testdata/fetch-runtimes $(DEPS)/runtimes nxrt-0.1.0.dev6 ggml-0.2.0 webgpu-0.4.0 \
+		tensorrt_rtx-0.5.0 gpu-1.31.1 openvino_inside-1.24.1 openvino-newest qnn-newest
+	EPCACHED_PROVIDERS=1 $(VENV) -m pytest -q -s clients/python/tests/real/test_providers.py
+	$(GO) test -count 1 ./compilers -run OptionsInTheInstalled
 
 .PHONY: kills
 kills: build deps ## kill the daemon at each system call that changes the disk; half an hour

@@ -47,6 +47,24 @@ var noOptions = map[string]map[string]string{
 			invalid_iterator narrowing_error out_of_range parse_error read_symlink symlink_status
 			temp_directory_path type_error`,
 	},
+	"NvTensorRTRTXExecutionProvider": {
+		"attributes of EPContext nodes, and what they hold": `
+			ep_cache_context ep_context_op_domain hardware_architecture onnx_model_filename
+			target_architecture`,
+		"entries of the environment, options of a run, metadata of devices": `
+			allow_virtual_devices cuda_graph_annotation_id nv_ep_ort_api_version
+			nv_hardware_device_id nv_profile_index pci_bus_id`,
+		"an entry of the session's configuration": `
+			multi_rotary_cache_concat_offset`,
+		"names of nodes and graph transformations": `
+			cast_diff cast_input cast_output cast_qmax cast_qmin cast_scale cast_zero clamped_min
+			diff_cast div_node folded_cast folded_constant folded_identity input_cast output_dtype
+			qmax_cast qmin_cast reshape_shape scale_cast zero_cast zero_promoted`,
+		"types, exceptions and functions of the C++ libraries": `
+			basic_string char16_t char32_t char8_t child_length co_await cuda_err
+			options_descriptor pool_create_err read_symlink symlink_status temp_directory_path
+			uninterpreted_option wchar_t`,
+	},
 	"QNNExecutionProvider": {
 		"attributes of EPContext nodes, and what they hold": `
 			ep_cache_context ep_context_type ep_dlc_context ep_sdk_version io_name_overrides

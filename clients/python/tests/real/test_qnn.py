@@ -122,7 +122,7 @@ def test_a_library_is_known_under_any_registration(
             "PYTHONPATH": f"{runtime('qnn-2.7.0')}:{PYTHON_CLIENT}",
         }
         command = [sys.executable, "-c", REGISTERED, name, str(models.path("tiny-mlp"))]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         return [lines[-2].split()[0], *lines[-1].split()]
