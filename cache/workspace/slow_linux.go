@@ -146,8 +146,11 @@ func (in *Maker) fetch(ctx context.Context, uid uint32, f *os.File, path string,
 
 // notCopiedError is the error for a file that was not copied.
 func notCopiedError(ctx context.Context, err error, f *os.File) error {
-	if ctx.Err() == nil {
+	switch ended := ctx.Err(); {
+	case ended == nil:
 		return apierr.New(apierr.BadModel, err, "%s cannot be read", f.Name())
+	case errors.Is(ended, context.Canceled):
+		return apierr.FromContext(ctx, "%s", f.Name())
 	}
 	return apierr.New(apierr.Deadline, err,
 		"a file of the request is on a file system that does not respond (%s)", f.Name()).

@@ -1,7 +1,9 @@
 package workspace
 
 import (
+	"context"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/index"
+	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/store"
 )
 
@@ -58,4 +61,20 @@ func TestCopiesOfSlowFilesOfOneUserLeaveSpaceForOthers(t *testing.T) {
 		require.NoError(t, in.reserveSlow(uid, part), "uid %d", uid)
 	}
 	require.NoError(t, in.reserveSlow(0, part), "administrators are not bound")
+}
+
+// A file system is blamed for a request whose time has passed, and not for one that was cancelled.
+func TestACancelledCopyIsCancelled(t *testing.T) {
+	f, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer f.Close()
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, stop := context.WithTimeout(t.Context(), -1)
+	defer stop()
+	for ctx, class := range map[context.Context]apierr.Class{cancelled: apierr.Cancelled,
+		late: apierr.Deadline, t.Context(): apierr.BadModel} {
+		got := notCopiedError(ctx, os.ErrClosed, f)
+		require.Equal(t, class, apierr.ClassOf(got), got.Error())
+	}
 }
