@@ -82,7 +82,7 @@ var compileAPI = []guideline{
 		require.NoError(t, err)
 		require.NoError(t, os.RemoveAll(dir))
 		o := h.options(t, nil, nil)
-		free, err := o.AddExternalFiles(map[string][]byte{"m.data": data})
+		free, err := o.AddExternalFile("m.data", data)
 		require.NoError(t, err)
 		defer free()
 		_, err = o.Compile(c)

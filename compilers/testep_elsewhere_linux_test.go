@@ -118,7 +118,7 @@ func (o elsewhereOrder) load(env *ort.Env, way string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		free, err := options.AddExternalFiles(map[string][]byte{"rest.bin": data})
+		free, err := options.AddExternalFile("rest.bin", data)
 		if err != nil {
 			return "", err
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,6 +71,9 @@ func (c *call) launch(ctx context.Context, s *config.Settings) error {
 		return err
 	}
 	answers, err := c.start(s)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
+		err = fmt.Errorf("%w; set XDG_STATE_HOME to a directory of this user", err)
+	}
 	if err != nil {
 		return fmt.Errorf("autostart: %w", err)
 	}
@@ -217,17 +221,27 @@ func detach(program string, args []string, log, answerPipe *os.File) error {
 	// Priorities and CPU affinity are inherited from the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	resetLimits()
+	if err := resetLimits(); err != nil {
+		return err
+	}
+	// The application's descriptors that its client could not close. Best effort: Linux before 5.11
+	// lacks the call.
+	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	return cmd.Process.Release()
 }
 
+// hardLimits are limits that the daemon would keep for all programs.
+var hardLimits = map[int]string{unix.RLIMIT_AS: "its address space (ulimit -v)",
+	unix.RLIMIT_DATA: "its data (ulimit -d)", unix.RLIMIT_CPU: "its processor time (ulimit -t)",
+	unix.RLIMIT_FSIZE: "the size of its files (ulimit -f)"}
+
 // resetLimits resets the limits of the application that happened to start the daemon, because the
-// daemon serves other applications as well. It is best effort: an ordinary user may not lower a
-// niceness, nor raise a hard limit.
-func resetLimits() {
+// daemon serves other applications as well. It fails if one is a hard limit that this user may not
+// raise. Priorities are best effort: an ordinary user may not lower a niceness.
+func resetLimits() error {
 	usual := &unix.SchedAttr{Policy: unix.SCHED_NORMAL}
 	if unix.SchedSetAttr(0, usual, 0) != nil {
 		if left, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
@@ -241,14 +255,16 @@ func resetLimits() {
 	all.Fill()
 	_ = unix.SchedSetaffinity(0, &all) // the kernel reduces them to those of the cgroup
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
-	for _, resource := range []int{unix.RLIMIT_AS, unix.RLIMIT_CPU, unix.RLIMIT_DATA,
-		unix.RLIMIT_FSIZE} {
-		var limit unix.Rlimit
-		if unix.Getrlimit(resource, &limit) == nil {
-			limit.Cur = limit.Max
-			_ = unix.Setrlimit(resource, &limit)
+	for resource, what := range hardLimits {
+		if unix.Setrlimit(resource, &unix.Rlimit{Cur: unix.RLIM_INFINITY,
+			Max: unix.RLIM_INFINITY}) != nil {
+			// Clients look for the first words, and do not refuse the next program because of it.
+			return fmt.Errorf("the program that starts it has a hard limit on %s, which the "+
+				"daemon would keep for all programs; start it from one without: epcached "+
+				"--autostart", what)
 		}
 	}
+	return nil
 }
 
 // starterPipe returns the pipe to the process that started this one. Workers do not inherit it.

@@ -148,6 +148,42 @@ func TestAutostartedDaemonDropsInheritedLimits(t *testing.T) {
 	require.Equal(t, limit.Max, limit.Cur)
 }
 
+// A hard limit of the application that starts the daemon would bind all others. Root raises it, and
+// for another user the reason names it.
+func TestAutostartedDaemonHasNoHardLimits(t *testing.T) {
+	t.Parallel()
+	for what, limit := range map[string]string{"its address space (ulimit -v)": "-v 8000000",
+		"its processor time (ulimit -t)":    "-t 1000",
+		"the size of its files (ulimit -f)": "-f 1000000"} {
+		program := []string{"/bin/sh", "-c", "ulimit " + limit + `; exec "$0" "$@"`}
+		t.Run(limit, func(t *testing.T) {
+			h := newHome(t)
+			if os.Geteuid() == 0 {
+				h.program = program
+				status, errs := h.run(t, "--idle-exit", "300ms") // fails without CAP_SYS_RESOURCE
+				require.True(t, status == 0 || strings.Contains(errs, what), errs)
+				s := ofAnotherUser(t)
+				h.dir = filepath.Dir(s.socket)
+				h.state = filepath.Join(h.dir, "state", "epcached")
+				program = append(s.under, program...)
+			}
+			h.program = program
+			status, errs := h.run(t)
+			require.Equal(t, exitFailure, status, errs)
+			require.Contains(t, errs, "the program that starts it has a hard limit on "+what)
+		})
+	}
+}
+
+// The application's working directory may not exist any more.
+func TestAutostartWithoutAWorkingDirectory(t *testing.T) {
+	t.Parallel()
+	h := newHome(t)
+	h.program = []string{"/bin/sh", "-c", `mkdir "$HOME/gone" && cd "$HOME/gone" && ` +
+		`rmdir "$HOME/gone" && exec "$0" "$@"`}
+	require.NoError(t, h.begin(t, "1m").Stop(limited(t)))
+}
+
 // A user makes the configuration file while the daemon runs that a client has started.
 func TestAutostartedDaemonNoticesANewConfiguration(t *testing.T) {
 	t.Parallel()

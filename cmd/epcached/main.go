@@ -43,6 +43,9 @@ func main() {
 	if len(os.Args) == 3 && os.Args[1] == slowfile.Argument {
 		os.Exit(slowfile.Main(os.Args[2]))
 	}
+	if _, err := os.Getwd(); err != nil {
+		_ = os.Chdir("/") // the starting application's working directory was removed
+	}
 	keepHeapFloor()
 	addSchedulers()
 	shortenSlices()

@@ -4,7 +4,6 @@ package ort
 
 import (
 	"errors"
-	"maps"
 	"runtime"
 	"slices"
 
@@ -178,26 +177,11 @@ func (k *compiling) status(err error) handle {
 	return handle(k.raw(fnCreateStatus, fail, err.Error()))
 }
 
-// AddExternalFiles sets the contents of external data files by their names in the model, so that
-// ORT opens no file. Call free only after the session is created, because ORT reads the contents
-// until then.
-func (o *SessionOptions) AddExternalFiles(files map[string][]byte) (free func(), err error) {
+// AddExternalFile sets the content of an external data file by its name in the model, so that ORT
+// does not open the file. Call free only after the session is created, because ORT reads the
+// content until then.
+func (o *SessionOptions) AddExternalFile(name string, data []byte) (free func(), err error) {
 	pins := &runtime.Pinner{}
-	var names []string
-	var contents []handle
-	var sizes []int64
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		data := files[name]
-		if len(data) == 0 {
-			continue // no initializer can be in it
-		}
-		names, contents, sizes = append(names, name), append(contents, handle(pinned(pins, data))),
-			append(sizes, int64(len(data)))
-	}
-	if err := o.env.api.do(fnAddExternalFilesInMemory, o.ptr, names, contents, sizes,
-		len(names)); err != nil {
-		pins.Unpin()
-		return nil, err
-	}
-	return pins.Unpin, nil
+	return pins.Unpin, o.env.api.do(fnAddExternalFilesInMemory, o.ptr, []string{name},
+		[]handle{handle(pinned(pins, data))}, []int64{int64(len(data))}, 1)
 }

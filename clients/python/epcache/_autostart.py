@@ -30,6 +30,8 @@ RETRY_AFTER = 30.0  # seconds before a failed start is retried
 PAUSE = 0.003
 MAX_SOCKET_PATH = 107
 MAX_REASON = 1024
+# in the reasons for which only the calling program cannot start a daemon
+OF_THIS_PROGRAM = "the program that starts it has"
 
 Dial = Callable[[str], Connection]
 
@@ -121,6 +123,10 @@ def connect(dial: Dial, until: float) -> Connection | None:
     program = find()
     if not program:
         return None
+    if not os.path.isdir("/proc/self/fd"):
+        raise _errors.NoDaemon(
+            f"cannot start a daemon: /proc is not mounted; mount it, or set {VARIABLE}=0"
+        )
     socket, reason = _usable_socket()
     if not socket:
         raise _errors.NoDaemon(f"cannot start a daemon: {reason}")
@@ -147,7 +153,7 @@ def connect(dial: Dial, until: float) -> Connection | None:
         try:
             connection = _Starter(program, socket).wait(dial, until)
         except _StartFailed as error:
-            _record_failure(lock, str(error))
+            _record_failure(lock, "" if OF_THIS_PROGRAM in str(error) else str(error))
             raise _errors.NoDaemon(f"cannot start a daemon: {error}") from None
         _record_failure(lock, "")
         return connection
@@ -164,7 +170,11 @@ def _usable_socket() -> tuple[str, str]:
         directory = os.path.dirname(path)
         try:
             if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-                raise OSError(errno.ENAMETOOLONG, "the path is too long for a socket", path)
+                raise OSError(
+                    errno.ENAMETOOLONG,
+                    "the path is too long for a socket, so set XDG_RUNTIME_DIR to a short one",
+                    path,
+                )
             _create_directory(
                 directory,
                 parent_exists=directory.startswith(os.environ.get("XDG_RUNTIME_DIR") or "\0"),
@@ -172,6 +182,8 @@ def _usable_socket() -> tuple[str, str]:
             return path, ""
         except OSError as error:
             reasons.append(str(error))
+            if error.errno in (errno.EROFS, errno.EACCES, errno.ENOENT):
+                reasons[-1] += "; set XDG_STATE_HOME to a directory of this user"
     return "", reasons[-1]
 
 

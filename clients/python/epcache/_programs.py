@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 from collections.abc import Sequence
 
 DIRECTORIES = (
@@ -49,7 +50,15 @@ def only_descriptors(given: Sequence[int]) -> list[tuple[int, ...]]:
     actions: list[tuple[int, ...]] = [
         (os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given)
     ]
-    return actions + [(os.POSIX_SPAWN_CLOSE, one) for one in _inheritable() if one >= len(given)]
+    # posix_spawn closes no number above the limit, which may have been lowered since that was
+    # opened; the daemon closes it then
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    above = len(given)
+    return actions + [
+        (os.POSIX_SPAWN_CLOSE, one)
+        for one in _inheritable()
+        if one >= above and (one < limit or limit == resource.RLIM_INFINITY)
+    ]
 
 
 def move_above_10(descriptor: int) -> int:

@@ -4,6 +4,7 @@ application, which exits when it is idle.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -19,9 +20,9 @@ from pathlib import Path
 import epcache
 import pytest
 from descriptors import open_descriptors
-from epcache import _autostart, _connection, _connections
-from epcache._connection import Lost
 from directories import short_directory
+from epcache import _autostart, _connection, _connections, _programs
+from epcache._connection import Lost
 
 BIN = os.environ.get("EPCACHED_BIN", "")
 real = pytest.mark.skipif(
@@ -260,10 +261,17 @@ def test_python_and_go_doctors_have_the_same_findings(home: Path) -> None:
 
 
 # This list is also in doc/operations.md, "Stopping and removing it".
-STAYS = (
-    "CACHEDIR.TAG README epcached.log epcached.sock.lock epcached.sock.start index.db journal "
-    "lock reserve"
-).split()
+STAYS = [
+    "CACHEDIR.TAG",
+    "README",
+    "epcached.log",
+    "epcached.sock.lock",
+    "epcached.sock.start",
+    "index.db",
+    "journal",
+    "lock",
+    "reserve",
+]
 
 
 @real
@@ -460,3 +468,26 @@ def test_modules_that_can_no_longer_be_imported(
         epcache.Client() as client,
     ):
         client.acquire(b"no model", "OpenVINOExecutionProvider")
+
+
+def test_a_descriptor_above_the_limit_is_left_to_the_daemon():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = fcntl.fcntl(0, fcntl.F_DUPFD, 200)
+    os.set_inheritable(high, True)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(128, hard), hard))
+        closed = [action[1] for action in _programs.only_descriptors((0, 1, 2))[3:]]
+        assert high not in closed
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(high)
+
+
+def test_reasons_name_the_variable_to_set(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("n" * 120)))
+    assert "set XDG_RUNTIME_DIR to a short one" in _autostart._usable_socket()[1]
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/self")
+    assert "set XDG_STATE_HOME to a directory of this user" in _autostart._usable_socket()[1]

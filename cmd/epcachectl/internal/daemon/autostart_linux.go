@@ -165,6 +165,9 @@ func startAt(ctx context.Context, program, socket string, there func() bool) err
 
 const maxStartReason = 1024
 
+// ofThisProgram is in the reasons for which only the calling program cannot start a daemon.
+const ofThisProgram = "the program that starts it has"
+
 // startLocked returns the error of a start that another process attempted since this one asked, so
 // that a hundred processes do not try one after the other. Earlier failures are retried, because
 // the user may have fixed the cause.
@@ -179,8 +182,9 @@ func startLocked(ctx context.Context, program, socket string, lock *os.File,
 	if reason == "" {
 		reason = start(ctx, program, socket)
 	}
-	// Best effort: on a full disk the next process tries too.
-	if lock.Truncate(0) == nil && reason != "" {
+	// Best effort: on a full disk the next process tries too, and so it does if only this process
+	// may not start one.
+	if lock.Truncate(0) == nil && reason != "" && !strings.Contains(reason, ofThisProgram) {
 		_, _ = lock.WriteAt([]byte(reason[:min(len(reason), maxStartReason)]), 0)
 	}
 	if reason != "" {
