@@ -28,8 +28,8 @@ func (b *bench) doctor(p request.Peer) (out []query.Advice) {
 	for _, a := range reply.Advice {
 		out = append(out,
 			query.Advice{Severity: a.Severity, Subject: a.Subject, Text: a.Text, Hint: a.Hint})
-		require.Contains(b,
-			[]string{query.SeverityProblem, query.SeverityWarning, query.SeverityOK}, a.Severity)
+		require.Contains(b, []string{query.SeverityProblem, query.SeverityWarning,
+			query.SeverityInfo, query.SeverityOK}, a.Severity)
 		require.NotEmpty(b, a.Text)
 		if a.Severity != query.SeverityOK {
 			require.NotEmpty(b, a.Hint, "%s: %s: and what is to be done?", a.Subject, a.Text)

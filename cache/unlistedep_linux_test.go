@@ -5,12 +5,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/query"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/compilers/compilertest"
 	"github.com/epcached/epcached/compilers/tinymodel"
@@ -105,6 +110,53 @@ func TestAnEPThatRefusesEverything(t *testing.T) {
 		e.Text)
 	require.Contains(t, e.Hint, "fault=fail@compile")
 	require.Equal(t, "refused", e.Facts["reason"])
+}
+
+// fingerprinted counts the fingerprints that are made.
+type fingerprinted struct {
+	*compilers.ORT
+	made atomic.Int64
+}
+
+func (f *fingerprinted) Fingerprint(ctx context.Context, r compilers.Runtime, eps []compilers.EP,
+	own *compilers.Job) ([]compilers.Fingerprint, error) {
+	f.made.Add(1)
+	return f.ORT.Fingerprint(ctx, r, eps, own)
+}
+
+// An EP that makes no compiled models is known as such, also after a restart: its sessions get the
+// sentence without a worker, and the doctor has nothing to mend.
+func TestAnEPWithoutCompiledModelsCostsNothing(t *testing.T) {
+	b := noEntry(t, compilertest.Release{Plain: true})
+	f := &fingerprinted{ORT: b.cache.compiler.(*compilers.ORT)}
+	b.close()
+	change := b.change
+	b.change = func(o *Options) {
+		change(o)
+		o.Compiler = f
+	}
+	b.open()
+	for range 2 {
+		for range 2 {
+			e := b.refused(b.forNoEntry("Mul", 4, nil))
+			require.Equal(t, "execution provider "+unlisted+
+				": it makes no compiled models: nothing to cache", e.Text)
+			require.Equal(t, "no node taken", e.Facts["reason"])
+			b.waits(runtimes.FailureLifetime + time.Second)
+		}
+		require.EqualValues(t, 1, f.made.Load())
+		var found []query.Advice
+		for _, a := range b.doctor(b.self()) {
+			if strings.HasSuffix(a.Subject, unlisted) {
+				found = append(found, a)
+			}
+		}
+		require.Len(t, found, 1)
+		require.Equal(t, query.SeverityInfo, found[0].Severity)
+		require.Contains(t, found[0].Text, "it makes no compiled models: nothing to cache")
+		require.EqualValues(t, 1, f.made.Load())
+		b.reopen()
+	}
 }
 
 // picky is a compiler that takes none of the tiny models.

@@ -222,16 +222,10 @@ type CheckResult struct {
 // Crashed reports whether the process of the check crashed.
 func (r CheckResult) Crashed() bool { return r.Outcome == Failed && r.Code == -1 }
 
-// HasFailed reports whether the graph did not load, which proves nothing if the outcome is
-// NotCheckable.
-func (r CheckResult) HasFailed() bool {
-	return r.Outcome != Passed && (r.Code > 0 || r.Signal != "")
-}
-
 // Recorded returns the outcome that a build's record keeps: Failed also for a build that did not
 // load, but whose device is not in this machine.
 func (r CheckResult) Recorded() string {
-	if r.HasFailed() {
+	if r.Code > 0 || r.Signal != "" {
 		return Failed
 	}
 	return r.Outcome

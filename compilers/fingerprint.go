@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/epcached/epcached/epmodel"
@@ -145,6 +146,9 @@ func ReadStated(ep string, writes bool, graphs ...*epmodel.Model) (s StatedFacts
 // ErrNoModelCompiled is returned where an EP takes none of the tiny models. It may take others.
 var ErrNoModelCompiled = errors.New("none of the tiny test models compiles")
 
+// ErrNoContexts is returned for an EP that takes nodes and makes no EPContext nodes of them.
+var ErrNoContexts = errors.New("it makes no compiled models: nothing to cache")
+
 // compileSmallest compiles the first of the tiny models of which the EP takes a node. If it takes
 // none, it compiles own's model with own's session options, unless own is nil. The compiled model
 // is in Dir of the returned job, below job.Dir. The error is that of own's model, or without own
@@ -162,6 +166,9 @@ func compileSmallest(ctx context.Context, c Compiler, job Job, own *Job) (Job, R
 		var done Result
 		if err == nil {
 			done, err = c.Compile(ctx, job, nil)
+		}
+		if err != nil && strings.Contains(err.Error(), "returned a NULL EPContext node") {
+			return job, done, ErrNoContexts // in ONNX Runtime's words
 		}
 		if err == nil || !mayTryAnother(err) {
 			return job, done, err

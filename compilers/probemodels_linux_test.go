@@ -146,3 +146,15 @@ func TestHowManyTinyModelsAreTried(t *testing.T) {
 		})
 	}
 }
+
+// An EP that makes no EPContext nodes is known after one compile, in ONNX Runtime's words.
+func TestAnEPWithoutCompiledModelsIsKnown(t *testing.T) {
+	c := &moody{takes: func([]byte) error {
+		return &compilers.RefusedError{Doing: "compile", Code: 1,
+			Text: "ConvertEpContextNodes X: OrtEp::Compile() returned a NULL EPContext node."}
+	}}
+	_, err := compilers.Control(t.Context(), c, compilers.Runtime{},
+		[]compilers.EP{{Name: "X"}}, t.TempDir(), nil)
+	require.ErrorIs(t, err, compilers.ErrNoContexts)
+	require.Equal(t, 1, c.models)
+}

@@ -56,7 +56,7 @@ func (ts *Checker) Examine(ctx context.Context, p request.Peer, from runtimes.Re
 		out.Text = "it loads here, in a process of its own, with " + at.RuntimeName
 	case t.Outcome == compilers.NotCheckable:
 		out.Text = "loading it cannot be tested on this machine, which lacks its device"
-		if t.HasFailed() {
+		if t.Recorded() == compilers.Failed {
 			out.Text += "; without it, it fails: " + compilers.LastWords(t.Text)
 		}
 	case t.Control != "":

@@ -85,6 +85,9 @@ func (pl *Planner) plan(ctx context.Context, at *request.Attempt) (*request.Plan
 func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 	names := request.EPNames(at.EPs)
 	switch {
+	case errors.Is(err, compilers.ErrNoContexts):
+		return apierr.New(apierr.CompileFailed, err, "execution provider %s", names).
+			WithFact("reason", string(failure.NoNode))
 	case p.OnOwnModel:
 		var none *compilers.NoNodesError
 		if errors.As(err, &none) {

@@ -24,7 +24,7 @@ import (
 
 // Advice is the result of one check, with its remedy.
 type Advice struct {
-	Severity string // "problem", "warning", "ok"
+	Severity string // "problem", "warning", "info", "ok"
 	Subject  string // "disk", "runtime /opt/ort", ...
 	Text     string
 	Hint     string
@@ -35,6 +35,7 @@ const (
 	SeverityProblem = "problem" // something does not work
 	SeverityWarning = "warning" // something works less well than it could, or may not for long
 	SeverityOK      = "ok"
+	SeverityInfo    = "info" // to know, and nothing to do
 )
 
 func problem(subject, format string, args ...any) Advice {
@@ -190,6 +191,10 @@ func adviseEP(subject, ort string, ep compilers.EPProbe, markError error,
 		why, help := runtimes.WhyNoDevice(ep.Name)
 		return warning(subject, "it loads, and lists no device on this machine: %s", why).
 			hint("it cannot compile here; %s", help)
+	case errors.Is(cause, compilers.ErrNoContexts):
+		return Advice{Severity: SeverityInfo, Subject: subject,
+			Text: compilers.ErrNoContexts.Error(),
+			Hint: "its sessions load models without epcached, and wait for nothing"}
 	case cause == nil:
 		var devices []string
 		for _, d := range ep.Devices {

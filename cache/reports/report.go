@@ -267,9 +267,6 @@ func (rs *Reports) applyDecision(from reporter, b *index.Build, class rules.Clas
 		return retryReply("%s", x.Text)
 	case Loads:
 		d := soundReply("its bytes are intact, and "+x.Text, "")
-		if class.Name == rules.NotStale {
-			d.Text = class.Reason + "; " + d.Text
-		}
 		if class.Hint != "" {
 			d.Hint += "; " + class.Hint
 		}

@@ -74,12 +74,8 @@ func ContextError(ctx context.Context, model string) error {
 // OtherORTError returns the error of a request that waited repeatedly for builds of an ONNX Runtime
 // that does not suit it.
 func OtherORTError(at *Attempt, b *index.Build) error {
-	why := "strict_ort"
-	if !at.StrictORT {
-		why = "this ONNX Runtime may not load later graphs"
-	}
-	return apierr.New(apierr.Busy, nil, "model %q: %s: it is being compiled with ONNX Runtime %s",
-		at.Name, why, b.ORTVersion).WithHint("ask again")
+	return apierr.New(apierr.Busy, nil, "model %q: it is being compiled with ONNX Runtime %s, "+
+		"which does not suit this request", at.Name, b.ORTVersion).WithHint("ask again")
 }
 
 // JobError returns the error of a request that waited for a job which failed.

@@ -201,6 +201,9 @@ func (s *Set) MakeFingerprints(ctx context.Context, rc *Content, eps []compilers
 	marks, err := RunUnreplaced(rc, func() ([]compilers.Fingerprint, error) {
 		return s.options.Compiler.Fingerprint(ctx, rc.Spec, eps, own)
 	})
+	if errors.Is(err, compilers.ErrNoContexts) && ctx.Err() == nil {
+		return FingerprintResult{NoContexts: true}, nil
+	}
 	if err != nil && ctx.Err() == nil {
 		if f := failure.Of(err, ""); f != nil && f.Reason.BlamesModel() {
 			return FingerprintResult{err: err}, nil
@@ -212,8 +215,9 @@ func (s *Set) MakeFingerprints(ctx context.Context, rc *Content, eps []compilers
 // FingerprintResult has fingerprints, or the error that is remembered instead, so that an option
 // which crashes the execution provider does not crash it for each request.
 type FingerprintResult struct {
-	Marks []compilers.Fingerprint
-	err   error
+	Marks      []compilers.Fingerprint
+	NoContexts bool `json:",omitempty"` // one makes no compiled models: remembered permanently
+	err        error
 }
 
 // IsFinal reports whether the result is remembered permanently.
@@ -221,7 +225,11 @@ func (p FingerprintResult) IsFinal() bool { return p.err == nil }
 
 // For returns the fingerprints of the EPs. err is the error of making them.
 func (p FingerprintResult) For(eps []compilers.EP, err error) ([]compilers.Fingerprint, error) {
-	if err = cmp.Or(err, p.err); err == nil && len(p.Marks) != len(eps) {
+	err = cmp.Or(err, p.err)
+	if err == nil && p.NoContexts {
+		err = compilers.ErrNoContexts
+	}
+	if err == nil && len(p.Marks) != len(eps) {
 		err = errors.New("the worker answered for another number of execution providers")
 	}
 	if err != nil {

@@ -47,6 +47,7 @@ type Release struct {
 	// plugin EP
 	Ops     string
 	Single  bool   // it takes one node of a model
+	Plain   bool   // it makes no EPContext nodes
 	Least   int    // elements that the output of a node has at least, for the EP to take it
 	Version string // of the EP
 	// "MAJOR.MINOR.PATCH": another minor version loads, and asks for recompilation; another major
@@ -65,15 +66,19 @@ type Release struct {
 
 func (r Release) text() string {
 	var b strings.Builder
-	single, least := "", ""
+	single, plain, least := "", "", ""
 	if r.Single {
 		single = "1"
+	}
+	if r.Plain {
+		plain = "1"
 	}
 	if r.Least > 0 {
 		least = fmt.Sprint(r.Least)
 	}
 	for _, line := range [][2]string{{"name", r.Name}, {"ops", r.Ops}, {"single", single},
-		{"least", least}, {"version", r.Version}, {"sdk", r.SDK}, {"driver", r.Driver},
+		{"plain", plain}, {"least", least}, {"version", r.Version}, {"sdk", r.SDK},
+		{"driver", r.Driver},
 		{"hardware.0", r.Hardware[0]}, {"hardware.1", r.Hardware[1]},
 		{"verdict", r.Verdict}, {"mutant", r.Mutant}, {"fault", r.Fault}} {
 		if line[1] != "" {

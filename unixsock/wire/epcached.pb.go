@@ -9257,7 +9257,7 @@ func (x *DoctorReply) GetAdvice() []*Advice {
 
 type Advice struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Severity      string                 `protobuf:"bytes,1,opt,name=severity,proto3" json:"severity,omitempty"` // "problem", "warning", "ok"
+	Severity      string                 `protobuf:"bytes,1,opt,name=severity,proto3" json:"severity,omitempty"` // "problem", "warning", "info", "ok"
 	Subject       string                 `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`   // what was checked: "disk", "runtime /opt/ort", ...
 	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
 	Hint          string                 `protobuf:"bytes,4,opt,name=hint,proto3" json:"hint,omitempty"` // what to do

@@ -21,7 +21,7 @@ from ._connection import Connection, Limit
 from ._connections import SOCKET_VARIABLE, SYSTEM_SOCKET, default_sockets
 from ._version import __version__
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
+OK, INFO, WARNING, PROBLEM = "ok", "info", "warning", "problem"
 DONE, FAILED, NO_DAEMON = 0, 1, 5  # exit statuses, those of epcachectl
 REFUSALS = ("protocol", "rights")  # subjects about a daemon that answers
 
@@ -37,7 +37,7 @@ _CHILD = "import sys; from epcache import _doctor_child as d; d.tell(*sys.argv[1
 class Finding:
     """The result of one check. The names are those of epcachectl doctor --json."""
 
-    severity: str  # "ok", "warning", "problem"
+    severity: str  # "ok", "info", "warning", "problem"
     subject: str
     text: str
     hint: str = ""
@@ -51,7 +51,7 @@ def run(socket: str, as_json: bool, application: bool) -> int:
     found, answering = check(socket, application)
     counts = {
         severity: sum(one.severity == severity for one in found)
-        for severity in (PROBLEM, WARNING, OK)
+        for severity in (PROBLEM, WARNING, INFO, OK)
     }
     if as_json:
         findings = [asdict(one) for one in found]
@@ -67,16 +67,17 @@ def run(socket: str, as_json: bool, application: bool) -> int:
             )
         )
     else:
-        for one in sorted(found, key=lambda one: (PROBLEM, WARNING, OK).index(one.severity)):
+        for one in sorted(found, key=lambda one: (PROBLEM, WARNING, INFO, OK).index(one.severity)):
             print(_errors.printable(f"{one.severity:8} {one.subject}: {one.text}"))
             if one.hint:
                 print(_errors.printable(f"{'':8} -> {one.hint}"))
         problems, warnings = (
             f"{number} {what}{'' if number == 1 else 's'}"
             for what, number in counts.items()
-            if what != OK
+            if what in (PROBLEM, WARNING)
         )
-        print("no problems found" if counts[OK] == len(found) else f"{problems}, {warnings}")
+        good = counts[OK] + counts[INFO] == len(found)
+        print("no problems found" if good else f"{problems}, {warnings}")
     if not answering and any(
         one.side == "client" and one.severity == PROBLEM and one.subject not in REFUSALS
         for one in found
@@ -123,7 +124,7 @@ def _check_machine(socket: str) -> list[Finding]:
             )
         ]
     return [
-        one if one.severity in (OK, WARNING, PROBLEM) else replace(one, severity=OK)
+        one if one.severity in (OK, INFO, WARNING, PROBLEM) else replace(one, severity=OK)
         for one in found
     ]
 

@@ -164,7 +164,8 @@ static OrtStatus *make_node(
 
 static OrtStatus *finish(const struct compilation *c, const OrtNode *const *fused,
     OrtNodeComputeInfo **infos, OrtNode **nodes) {
-  if (c->ep->options.context_enable && !is_mutant("contextless")) {
+  bool plain = c->ep->release->plain || is_mutant("contextless");
+  if (c->ep->options.context_enable && !plain) {
     TRY(write_binaries(c));
     for (size_t i = 0; i < c->count; i++) TRY(make_node(c, i, fused[i], &nodes[i]));
   }

@@ -14,6 +14,7 @@ static char **field_of(struct release *r, const char *key) {
   if (strcmp(key, "name") == 0) return &r->name;
   if (strcmp(key, "ops") == 0) return &r->ops;
   if (strcmp(key, "single") == 0) return &r->single;
+  if (strcmp(key, "plain") == 0) return &r->plain;
   if (strcmp(key, "least") == 0) return &r->least;
   if (strcmp(key, "version") == 0) return &r->version;
   if (strcmp(key, "sdk") == 0) return &r->sdk;
@@ -94,6 +95,7 @@ void free_release(struct release *r) {
   free(r->name);
   free(r->ops);
   free(r->single);
+  free(r->plain);
   free(r->least);
   free(r->version);
   free(r->sdk);

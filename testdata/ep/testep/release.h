@@ -20,6 +20,7 @@ struct release {
                 // ONNX Runtime's example EP does
   char
       *least; // NULL, or how many elements the output of a node has at least, for the EP to take it
+  char *plain;   // NULL, or "1": it makes no EPContext nodes, as EPs without a compiled form
   char *verdict; // NULL, or what every compatibility string is judged: see compatibility.h
   char *mutant;  // NULL, or which guideline it breaks: see mutant
   char *faults;  // NULL, or faults that happen before there are provider options: see fault.h

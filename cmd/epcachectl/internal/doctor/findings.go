@@ -17,7 +17,7 @@ import (
 // Finding is the result of one check: the finding, why it matters, and the remedy. The names are a
 // contract for scripts.
 type Finding struct {
-	Severity string `json:"severity"` // "problem", "warning", "ok"
+	Severity string `json:"severity"` // "problem", "warning", "info", "ok"
 	Subject  string `json:"subject"`
 	Text     string `json:"text"`
 	Hint     string `json:"hint"`
