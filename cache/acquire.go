@@ -22,12 +22,6 @@ import (
 // called at each change of phase, from any goroutine, but not after Acquire has returned.
 func (c *Cache) Acquire(ctx context.Context, r *request.Request,
 	progress func(request.Progress)) (*request.Answer, error) {
-	return c.acquireResumed(ctx, r, request.ResumedJob{}, progress)
-}
-
-// acquireResumed is Acquire for a job that an earlier daemon did not finish.
-func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed request.ResumedJob,
-	progress func(request.Progress)) (*request.Answer, error) {
 	t := jobs.NewProgressReporter(progress, c.now())
 	defer t.End()
 	defer c.Store.Packer().BeginRequest()()
@@ -36,7 +30,7 @@ func (c *Cache) acquireResumed(ctx context.Context, r *request.Request, resumed 
 	if err != nil {
 		return nil, err
 	}
-	at.Resumed, at.Generation = resumed, c.Repeats.generation()
+	at.Generation = c.Repeats.generation()
 	for tries := 1; ; tries++ {
 		a, err := c.acquire(ctx, at)
 		moved := errors.Is(err, runtimes.ErrFilesChanging) || errors.Is(err, runtimes.ErrReplaced)

@@ -112,7 +112,6 @@ type Cache struct {
 	jobs       *jobs.Jobs
 	rebuilds   upkeep.Rebuilds
 	recompiler upkeep.Recompiler
-	backlog    *upkeep.Backlog
 	reports    *reports.Reports
 	remotes    *remotes.Remotes
 	trust      *trust.Documents
@@ -160,14 +159,13 @@ func Open(dir string, o Options) (*Cache, error) {
 }
 
 // runBackground does the work that no request waits for. It probes the runtimes so that the first
-// request need not, queues the jobs of the previous daemon again, removes files that crashes left
+// request need not, removes files that crashes left
 // behind, and then runs the periodic checks.
-func (c *Cache) runBackground(ctx context.Context, before map[string][]byte) {
+func (c *Cache) runBackground(ctx context.Context) {
 	// Early, because only then are views that clients have had open since the previous run counted.
 	strangers := sync.OnceValue(func() error { return c.views.DropUnknown(ctx) })
 	go strangers()
 	c.runtimes.RefreshAll(ctx)
-	c.backlog.Resume(ctx, before)
 	if err := strangers(); err != nil && ctx.Err() == nil {
 		c.log.Warn("cannot search for stray views", "error", err)
 	}
@@ -283,8 +281,7 @@ func (c *Cache) open() error {
 		// before any rebuild can be queued
 		Limits: func() upkeep.Limits { return c.settings.Load().rebuild }})
 	c.runtimes.Start(c.ctx)
-	before := c.backlog.UnfinishedJobs()
-	c.work.Go(func() { c.runBackground(c.ctx, before) })
+	c.work.Go(func() { c.runBackground(c.ctx) })
 	c.work.Go(func() { c.remotes.Run(c.ctx) })
 	c.Store.Start(c.ctx)
 	return nil
@@ -446,15 +443,13 @@ func (c *Cache) openAnswering() {
 		Judge: c.loadChecker, Policy: c.policyOf, Now: c.now, WhyNone: c.Queries.WhyNone,
 		Planned: c.planner.WithPlan, Served: c.recompiler.RefreshIfStale,
 		Warnings: func(id index.BuildID) []string { return c.gains.ForBuild(id).Warnings() }})
-	c.backlog = &upkeep.Backlog{Later: c.runLater, Sources: c.keptSources, Log: c.log,
-		Acquire: c.acquireResumed}
 	c.trust = &trust.Documents{Options: trust.Options{Store: c.Store, Now: c.now, Log: c.log,
 		Warn: func() bool { return c.settings.Load().WarnExpired }}}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Kept: c.keptSources, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,
 		Rights: c.Rights, MaxGraph: epmodel.MaxGraph, Log: c.log, Now: c.now, Policy: c.policyOf,
-		Owner: c.owners.OwnerOf, RunLater: c.runLater, Begin: c.beginJob, OnQueued: c.backlog.Save,
+		Owner: c.owners.OwnerOf, RunLater: c.runLater, Begin: c.beginJob,
 		OnStored: c.gains.MeasureBuild,
 		Settings: func() build.Settings { return c.settings.Load().builder },
 		MayPut: func(ctx context.Context, owner uint32, model string,

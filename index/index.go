@@ -66,7 +66,6 @@ type Index struct {
 	Counters Counters
 	Views    Table // paths of views, by build ids
 	Failures Table // failed compiles, by keys of the caller
-	Wanted   Table // records of background jobs, by the ids of jobs
 	Sketches Table // sketches for finding similar blobs, by digests
 	// Shares has the result of comparing a blob, by digests. A blob without one has not been read.
 	Shares Table
@@ -140,8 +139,7 @@ func newIndex(dir string, o Options) *Index {
 		unsaved: make(map[string]bool)}
 	x.rows.beforeFlush = []func(){x.Uses.save, x.Counters.save}
 	x.Views = Table{rows: x.rows, bucket: bucketViews}
-	x.Failures, x.Wanted = Table{x.rows, bucketFailures, 1 << 14},
-		Table{x.rows, bucketWanted, 1 << 12}
+	x.Failures = Table{x.rows, bucketFailures, 1 << 14}
 	x.Sketches, x.Shares = Table{rows: x.rows, bucket: bucketSketches},
 		Table{rows: x.rows, bucket: bucketShares}
 	return x

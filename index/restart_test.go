@@ -637,7 +637,7 @@ func TestHistoryIsCutOffNotLost(t *testing.T) {
 
 // While nothing can be written, values that may be lost are, and a job that is saved is not: it is
 // acknowledged. Removals are kept.
-func TestAJobIsSavedThoughTooManyRowsArePending(t *testing.T) {
+func TestAFailureIsSavedThoughTooManyRowsArePending(t *testing.T) {
 	dir := memoryDir(t)
 	x := open(t, dir)
 	gone := cas.Digest{7}
@@ -649,12 +649,12 @@ func TestAJobIsSavedThoughTooManyRowsArePending(t *testing.T) {
 		require.NoError(t, x.Memos.Save(binary.AppendUvarint(nil, uint64(i)), nil))
 	}
 	saved := make(chan error)
-	go func() { saved <- x.Wanted.SaveNow([]byte("job"), []byte("record")) }()
+	go func() { saved <- x.Failures.SaveNow([]byte("job"), []byte("record")) }()
 	x.db.writing.Unlock()
 	require.NoError(t, <-saved)
 	_, ok := x.Stamps().LoadStamp(gone)
 	require.False(t, ok)
-	wanted, err := x.Wanted.All()
+	wanted, err := x.Failures.All()
 	require.NoError(t, err)
 	require.Equal(t, map[string][]byte{"job": []byte("record")}, wanted)
 	closeSound(t, x)

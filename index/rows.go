@@ -43,13 +43,12 @@ var (
 	bucketRecipeStamps = []byte("proven")   // Digest 32 -> encodeStamp, of the recipe
 	bucketSketches     = []byte("sketches") // Digest 32 -> as given
 	bucketShares       = []byte("shares")   // Digest 32 -> as given
-	bucketWanted       = []byte("wanted")   // job's id -> as given
 )
 
 var buckets = [][]byte{bucketMeta, bucketBuilds, bucketRequests, bucketNames, bucketBlobs,
 	bucketBriefs, bucketUsers, bucketDirs,
 	bucketStamps, bucketMemo, bucketUse, bucketViews, bucketCounters, bucketFailures,
-	bucketUnpacked, bucketRecipeStamps, bucketSketches, bucketShares, bucketWanted}
+	bucketUnpacked, bucketRecipeStamps, bucketSketches, bucketShares}
 
 const sealSize = 16
 

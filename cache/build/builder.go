@@ -59,8 +59,6 @@ type Options struct {
 	// MayPut returns an error if files of these sizes exceed the user's quota for builds that
 	// applications put.
 	MayPut func(ctx context.Context, owner uint32, model string, sizes []int64) (int64, error)
-	// OnQueued is called when a job is queued that outlives its request.
-	OnQueued func(*jobs.Job, *request.Attempt)
 	// Begin is called before a job of a request compiles for all users. It returns a build that was
 	// fetched from another machine, otherwise a function, or nil, that the job calls at its end.
 	Begin func(context.Context, *request.Attempt, *jobs.Job) (b *index.Build, end func(stored bool))
@@ -214,7 +212,6 @@ func (bd *Builder) CompileLater(ctx context.Context, at *request.Attempt, why st
 			return nil, apierr.New(apierr.Internal, err, "model %q", at.Name)
 		}
 	}
-	bd.OnQueued(f, at)
 	a := at.Answer(request.Later)
 	a.Job, a.Why = f.ID, why
 	return a, nil
@@ -245,11 +242,8 @@ func (bd *Builder) addFollowUp(f *jobs.Job, key jobs.Key, at *request.Attempt) e
 			(err != nil || !own.NeedsOtherORT(result.Build.ORTVersion)) {
 			return
 		}
-		next, _, err := bd.Jobs.Start(key, own.Caller(bd.Owner), bd.prepareJob(own, key.Scope))
-		switch {
-		case err == nil:
-			bd.OnQueued(next, own)
-		case ctx.Err() == nil: // otherwise the daemon is ending, which is no failure
+		_, _, err = bd.Jobs.Start(key, own.Caller(bd.Owner), bd.prepareJob(own, key.Scope))
+		if err != nil && ctx.Err() == nil { // otherwise the daemon is ending, which is no failure
 			bd.Log.Info("no compile after a claim that ended without a result",
 				"model", own.Name, "error", err)
 			about := event.About{Peer: own.Peer, Key: f.Description().RequestKey, Model: own.Name}

@@ -51,7 +51,7 @@ func (bd *Builder) prepareJob(at *request.Attempt, scope string) func() (jobs.Wo
 		if f := bd.FailedBefore(at); f != nil {
 			return nil, f.RememberedError(at.Name)
 		}
-		return bd.NewJob(at, scope, Recompile{ID: at.Resumed.ID})
+		return bd.NewJob(at, scope, Recompile{})
 	}
 }
 

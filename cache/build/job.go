@@ -177,11 +177,8 @@ func (j *Job) Description() jobs.Description {
 	files := j.Descriptors()
 	a := j.JobAbout(j.scope, "requested")
 	a.ID, a.Replaces, a.Files = j.recompile.ID, j.recompile.Replaces, len(files)
-	switch {
-	case j.recompile.Why != "":
+	if j.recompile.Why != "" {
 		a.Why = j.recompile.Why
-	case j.Resumed.Starts > 0:
-		a.Why = "requested before the daemon's restart"
 	}
 	if n := j.Request.Models(); n > 1 {
 		a.Models = n

@@ -33,18 +33,11 @@ type Attempt struct {
 	// Generation is that of the cache's settings and runtimes when the attempt began.
 	Generation uint64
 
-	Resumed ResumedJob
 	// SkipServing has builds that could not be served. The look-ups of later attempts skip them, so
 	// that they are compiled again.
 	SkipServing *[]index.BuildID
 	Progress    *jobs.ProgressReporter // nil: no progress is reported
 	Phase       func(string)
-}
-
-// ResumedJob is a job that an earlier daemon did not finish. The zero value is none.
-type ResumedJob struct {
-	ID     string // id that users see
-	Starts int    // number of daemons that resumed it
 }
 
 // NewAttempt checks the request. The attempt has a copy of it.

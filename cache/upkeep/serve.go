@@ -1,6 +1,6 @@
 // Package upkeep does work in the background that no request waits for. Rebuilds queues builds to
 // compile again, and a Recompiler compiles them while no request needs the machine. Gains measures
-// the time that builds save. A Backlog preserves queued jobs over restarts.
+// the time that builds save.
 //
 // The package is safe for concurrent use.
 package upkeep
