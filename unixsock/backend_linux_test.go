@@ -113,10 +113,6 @@ func (b *standIn) Collect(_ context.Context, _ Peer, _ *wire.Collect,
 	return &wire.CollectReply{Removed: 5}, nil
 }
 
-func (b *standIn) Layout(_ context.Context, _ Peer, r *wire.Layout) (*wire.LayoutReply, error) {
-	return &wire.LayoutReply{More: uint64(r.Most)}, nil
-}
-
 func (b *standIn) Usage(_ context.Context, _ Peer, _ *wire.Usage,
 	progress func(*wire.Progress)) (*wire.UsageReply, error) {
 	progress(&wire.Progress{Phase: "reading builds"})

@@ -32,7 +32,7 @@ func (c *connection) gate(message proto.Message) *keyed.Shares[account] {
 	case *wire.List, *wire.Show, *wire.Why, *wire.Events, *wire.Status, *wire.Jobs, *wire.RetryJobs,
 		*wire.Invalidate, *wire.Pin, *wire.Unpin, *wire.Export:
 		return g.pages
-	case *wire.Layout, *wire.Collect, *wire.Remove, *wire.Doctor:
+	case *wire.Collect, *wire.Remove, *wire.Doctor:
 		return g.surveys
 	case *wire.Usage:
 		if m.GetAfter() != "" {

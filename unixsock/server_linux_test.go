@@ -97,9 +97,6 @@ func TestOtherRequests(t *testing.T) {
 	require.EqualValues(t, 5, collected.GetRemoved())
 	require.Equal(t, []string{"collecting"}, phases)
 	saying := func(p *wire.Progress) { phases = append(phases, p.GetPhase()) }
-	layout, err := Ask[wire.LayoutReply](ctx, c, &wire.Layout{Most: 4}, nil)
-	require.NoError(t, err)
-	require.EqualValues(t, 4, layout.More)
 	usage, err := Ask[wire.UsageReply](ctx, c, &wire.Usage{}, saying)
 	require.NoError(t, err)
 	require.EqualValues(t, 6, usage.GetSharedBytes())

@@ -486,3 +486,11 @@ func packedBytes(p *dedupe.Packed) int64 {
 	}
 	return p.Compressed
 }
+
+// FirstEP names the first execution provider of a build, "" if it has none.
+func FirstEP(b *index.Build) string {
+	if len(b.EPs) == 0 {
+		return ""
+	}
+	return b.EPs[0].Name
+}

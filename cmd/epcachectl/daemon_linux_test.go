@@ -276,28 +276,6 @@ func (b *standIn) Collect(_ context.Context, _ unixsock.Peer, r *wire.Collect,
 			{Reason: "needed by builds outside the plan", Bytes: 1024}}}, b.err
 }
 
-// Layout returns two files, of which the second takes half from the first.
-func (b *standIn) Layout(_ context.Context, _ unixsock.Peer, r *wire.Layout) (*wire.LayoutReply,
-	error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(r.GetEntries()) == 1 {
-		b.changes = append(b.changes, "layout "+r.GetEntries()[0])
-	}
-	first := &wire.FileLayout{Build: "cdcdcdcdcdcdcdcd", ModelName: "batch1.onnx",
-		ModelDigest: "aaaa", Ep: "StandInExecutionProvider", Name: "a_ctx.bin", Digest: "h0",
-		Size:   1 << 20,
-		Shapes: "batch=1", Pieces: []*wire.Piece{{Length: 1 << 20}}}
-	second := &wire.FileLayout{Build: "efefefefefefefef", ModelName: `<b&"4.onnx`,
-		ModelDigest: "bbbb", Ep: "StandInExecutionProvider", Name: "b_ctx.bin", Digest: "h1",
-		Size: 1 << 20, Packed: true,
-		Pieces: []*wire.Piece{{Length: 1 << 19, From: 4096},
-			{At: 1 << 19, Length: 1 << 19, Holder: 1, From: 1 << 19}}}
-	reply := &wire.LayoutReply{Holders: []string{"h0", "h1"},
-		Files: []*wire.FileLayout{first, second}, More: 7, MoreBytes: 7 << 20}
-	return reply, b.err
-}
-
 // Usage returns two models of one name on two pages, and what two entries share.
 func (b *standIn) Usage(_ context.Context, _ unixsock.Peer, r *wire.Usage,
 	_ func(*wire.Progress)) (*wire.UsageReply, error) {

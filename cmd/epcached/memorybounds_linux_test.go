@@ -170,7 +170,6 @@ func TestMemoryOfQuestionsAboutTheStoreIsBounded(t *testing.T) {
 	database, other := inode(), dialAs(t, d.socket, 65533)
 	questions := []func() proto.Message{
 		func() proto.Message { return &wire.List{} },
-		func() proto.Message { return &wire.Layout{} },
 		func() proto.Message { return &wire.Usage{} },
 		func() proto.Message { return &wire.Events{} },
 		func() proto.Message { return &wire.Remove{All: true, DryRun: true} },

@@ -123,9 +123,11 @@ func TestAFullDiskIsCollected(t *testing.T) {
 	require.Eventually(t, func() bool { // what the daemon is just reading stays whole
 		_, err := unixsock.Ask[wire.PackReply](limited(t), c, all, no)
 		require.NoError(t, err)
-		layout, err := unixsock.Ask[wire.LayoutReply](limited(t), c, &wire.Layout{}, nil)
+		usage, err := unixsock.Ask[wire.UsageReply](limited(t), c, &wire.Usage{}, no)
 		require.NoError(t, err)
-		return slices.ContainsFunc(layout.Files, func(f *wire.FileLayout) bool { return f.Packed })
+		return slices.ContainsFunc(usage.Builds, func(b *wire.BuildUsage) bool {
+			return b.Build.KeptAs == "packed"
+		})
 	}, patience, pollEvery)
 
 	filler := filepath.Join(disk, "filler")

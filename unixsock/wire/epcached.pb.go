@@ -246,8 +246,6 @@ type Envelope struct {
 	//	*Envelope_CollectReply
 	//	*Envelope_Usage
 	//	*Envelope_UsageReply
-	//	*Envelope_Layout
-	//	*Envelope_LayoutReply
 	//	*Envelope_Export
 	//	*Envelope_ExportReply
 	//	*Envelope_Import
@@ -759,24 +757,6 @@ func (x *Envelope) GetUsageReply() *UsageReply {
 	return nil
 }
 
-func (x *Envelope) GetLayout() *Layout {
-	if x != nil {
-		if x, ok := x.Body.(*Envelope_Layout); ok {
-			return x.Layout
-		}
-	}
-	return nil
-}
-
-func (x *Envelope) GetLayoutReply() *LayoutReply {
-	if x != nil {
-		if x, ok := x.Body.(*Envelope_LayoutReply); ok {
-			return x.LayoutReply
-		}
-	}
-	return nil
-}
-
 func (x *Envelope) GetExport() *Export {
 	if x != nil {
 		if x, ok := x.Body.(*Envelope_Export); ok {
@@ -1118,14 +1098,6 @@ type Envelope_UsageReply struct {
 	UsageReply *UsageReply `protobuf:"bytes,66,opt,name=usage_reply,json=usageReply,proto3,oneof"`
 }
 
-type Envelope_Layout struct {
-	Layout *Layout `protobuf:"bytes,67,opt,name=layout,proto3,oneof"`
-}
-
-type Envelope_LayoutReply struct {
-	LayoutReply *LayoutReply `protobuf:"bytes,68,opt,name=layout_reply,json=layoutReply,proto3,oneof"`
-}
-
 type Envelope_Export struct {
 	Export *Export `protobuf:"bytes,70,opt,name=export,proto3,oneof"`
 }
@@ -1286,10 +1258,6 @@ func (*Envelope_CollectReply) isEnvelope_Body() {}
 func (*Envelope_Usage) isEnvelope_Body() {}
 
 func (*Envelope_UsageReply) isEnvelope_Body() {}
-
-func (*Envelope_Layout) isEnvelope_Body() {}
-
-func (*Envelope_LayoutReply) isEnvelope_Body() {}
 
 func (*Envelope_Export) isEnvelope_Body() {}
 
@@ -6309,341 +6277,6 @@ func (x *SharedBlob) GetBytes() int64 {
 	return 0
 }
 
-// Layout reports the parts of files of builds, and which blobs have their bytes. The daemon
-// compares unpacked files that share bytes, which takes as long as reading them.
-type Layout struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// as in Show; none: all builds that the caller may see, without small files
-	Entries       []string `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	Most          uint32   `protobuf:"varint,2,opt,name=most,proto3" json:"most,omitempty"` // limit of files; 0: 200, the maximum. The largest are listed
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Layout) Reset() {
-	*x = Layout{}
-	mi := &file_epcached_proto_msgTypes[62]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Layout) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Layout) ProtoMessage() {}
-
-func (x *Layout) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[62]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Layout.ProtoReflect.Descriptor instead.
-func (*Layout) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{62}
-}
-
-func (x *Layout) GetEntries() []string {
-	if x != nil {
-		return x.Entries
-	}
-	return nil
-}
-
-func (x *Layout) GetMost() uint32 {
-	if x != nil {
-		return x.Most
-	}
-	return 0
-}
-
-type LayoutReply struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Files []*FileLayout          `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"` // the largest first; cut off if they do not fit into the frame
-	// digests of the blobs; Piece.holder is an index of this list
-	Holders       []string `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"`
-	More          uint64   `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"` // files that are not listed
-	MoreBytes     int64    `protobuf:"varint,4,opt,name=more_bytes,json=moreBytes,proto3" json:"more_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *LayoutReply) Reset() {
-	*x = LayoutReply{}
-	mi := &file_epcached_proto_msgTypes[63]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *LayoutReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*LayoutReply) ProtoMessage() {}
-
-func (x *LayoutReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[63]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use LayoutReply.ProtoReflect.Descriptor instead.
-func (*LayoutReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{63}
-}
-
-func (x *LayoutReply) GetFiles() []*FileLayout {
-	if x != nil {
-		return x.Files
-	}
-	return nil
-}
-
-func (x *LayoutReply) GetHolders() []string {
-	if x != nil {
-		return x.Holders
-	}
-	return nil
-}
-
-func (x *LayoutReply) GetMore() uint64 {
-	if x != nil {
-		return x.More
-	}
-	return 0
-}
-
-func (x *LayoutReply) GetMoreBytes() int64 {
-	if x != nil {
-		return x.MoreBytes
-	}
-	return 0
-}
-
-type FileLayout struct {
-	state       protoimpl.MessageState `protogen:"open.v1"`
-	Build       string                 `protobuf:"bytes,1,opt,name=build,proto3" json:"build,omitempty"`
-	ModelName   string                 `protobuf:"bytes,2,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
-	ModelDigest string                 `protobuf:"bytes,3,opt,name=model_digest,json=modelDigest,proto3" json:"model_digest,omitempty"`
-	Ep          string                 `protobuf:"bytes,4,opt,name=ep,proto3" json:"ep,omitempty"`
-	Name        string                 `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
-	Digest      string                 `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`
-	Size        int64                  `protobuf:"varint,7,opt,name=size,proto3" json:"size,omitempty"`
-	Packed      bool                   `protobuf:"varint,8,opt,name=packed,proto3" json:"packed,omitempty"`
-	// the whole file, in order; small pieces are merged if there are very many
-	Pieces      []*Piece `protobuf:"bytes,9,rep,name=pieces,proto3" json:"pieces,omitempty"`
-	SharedBytes int64    `protobuf:"varint,14,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"` // that another listed file has as well
-	Shapes      string   `protobuf:"bytes,17,opt,name=shapes,proto3" json:"shapes,omitempty"`                               // of the build: as in BuildUsage
-	// of its own bytes, those that are stored compressed while it is packed
-	CompressedBytes int64 `protobuf:"varint,18,opt,name=compressed_bytes,json=compressedBytes,proto3" json:"compressed_bytes,omitempty"`
-	// bytes that it takes from no other file; all of them while it is whole
-	OwnBytes      int64 `protobuf:"varint,19,opt,name=own_bytes,json=ownBytes,proto3" json:"own_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *FileLayout) Reset() {
-	*x = FileLayout{}
-	mi := &file_epcached_proto_msgTypes[64]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *FileLayout) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*FileLayout) ProtoMessage() {}
-
-func (x *FileLayout) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[64]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use FileLayout.ProtoReflect.Descriptor instead.
-func (*FileLayout) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{64}
-}
-
-func (x *FileLayout) GetBuild() string {
-	if x != nil {
-		return x.Build
-	}
-	return ""
-}
-
-func (x *FileLayout) GetModelName() string {
-	if x != nil {
-		return x.ModelName
-	}
-	return ""
-}
-
-func (x *FileLayout) GetModelDigest() string {
-	if x != nil {
-		return x.ModelDigest
-	}
-	return ""
-}
-
-func (x *FileLayout) GetEp() string {
-	if x != nil {
-		return x.Ep
-	}
-	return ""
-}
-
-func (x *FileLayout) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *FileLayout) GetDigest() string {
-	if x != nil {
-		return x.Digest
-	}
-	return ""
-}
-
-func (x *FileLayout) GetSize() int64 {
-	if x != nil {
-		return x.Size
-	}
-	return 0
-}
-
-func (x *FileLayout) GetPacked() bool {
-	if x != nil {
-		return x.Packed
-	}
-	return false
-}
-
-func (x *FileLayout) GetPieces() []*Piece {
-	if x != nil {
-		return x.Pieces
-	}
-	return nil
-}
-
-func (x *FileLayout) GetSharedBytes() int64 {
-	if x != nil {
-		return x.SharedBytes
-	}
-	return 0
-}
-
-func (x *FileLayout) GetShapes() string {
-	if x != nil {
-		return x.Shapes
-	}
-	return ""
-}
-
-func (x *FileLayout) GetCompressedBytes() int64 {
-	if x != nil {
-		return x.CompressedBytes
-	}
-	return 0
-}
-
-func (x *FileLayout) GetOwnBytes() int64 {
-	if x != nil {
-		return x.OwnBytes
-	}
-	return 0
-}
-
-type Piece struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	At            int64                  `protobuf:"varint,1,opt,name=at,proto3" json:"at,omitempty"`
-	Length        int64                  `protobuf:"varint,2,opt,name=length,proto3" json:"length,omitempty"`
-	Holder        uint32                 `protobuf:"varint,3,opt,name=holder,proto3" json:"holder,omitempty"` // blob that has the bytes: this file itself, or another
-	From          int64                  `protobuf:"varint,4,opt,name=from,proto3" json:"from,omitempty"`     // offset in that blob
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Piece) Reset() {
-	*x = Piece{}
-	mi := &file_epcached_proto_msgTypes[65]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Piece) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Piece) ProtoMessage() {}
-
-func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[65]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Piece.ProtoReflect.Descriptor instead.
-func (*Piece) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{65}
-}
-
-func (x *Piece) GetAt() int64 {
-	if x != nil {
-		return x.At
-	}
-	return 0
-}
-
-func (x *Piece) GetLength() int64 {
-	if x != nil {
-		return x.Length
-	}
-	return 0
-}
-
-func (x *Piece) GetHolder() uint32 {
-	if x != nil {
-		return x.Holder
-	}
-	return 0
-}
-
-func (x *Piece) GetFrom() int64 {
-	if x != nil {
-		return x.From
-	}
-	return 0
-}
-
 type Status struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -6652,7 +6285,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6664,7 +6297,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[66]
+	mi := &file_epcached_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6677,7 +6310,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{66}
+	return file_epcached_proto_rawDescGZIP(), []int{62}
 }
 
 type StatusReply struct {
@@ -6711,7 +6344,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6723,7 +6356,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[67]
+	mi := &file_epcached_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6736,7 +6369,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{67}
+	return file_epcached_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -6900,7 +6533,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6912,7 +6545,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[68]
+	mi := &file_epcached_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6925,7 +6558,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{68}
+	return file_epcached_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Layer) GetPath() string {
@@ -7001,7 +6634,7 @@ type Remote struct {
 
 func (x *Remote) Reset() {
 	*x = Remote{}
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7013,7 +6646,7 @@ func (x *Remote) String() string {
 func (*Remote) ProtoMessage() {}
 
 func (x *Remote) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[69]
+	mi := &file_epcached_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7026,7 +6659,7 @@ func (x *Remote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remote.ProtoReflect.Descriptor instead.
 func (*Remote) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{69}
+	return file_epcached_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Remote) GetName() string {
@@ -7244,7 +6877,7 @@ type Push struct {
 
 func (x *Push) Reset() {
 	*x = Push{}
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7256,7 +6889,7 @@ func (x *Push) String() string {
 func (*Push) ProtoMessage() {}
 
 func (x *Push) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[70]
+	mi := &file_epcached_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7269,7 +6902,7 @@ func (x *Push) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Push.ProtoReflect.Descriptor instead.
 func (*Push) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{70}
+	return file_epcached_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Push) GetEntries() []string {
@@ -7295,7 +6928,7 @@ type PushReply struct {
 
 func (x *PushReply) Reset() {
 	*x = PushReply{}
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7307,7 +6940,7 @@ func (x *PushReply) String() string {
 func (*PushReply) ProtoMessage() {}
 
 func (x *PushReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[71]
+	mi := &file_epcached_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7320,7 +6953,7 @@ func (x *PushReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushReply.ProtoReflect.Descriptor instead.
 func (*PushReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71}
+	return file_epcached_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PushReply) GetBuilds() []*PushReply_Pushed {
@@ -7340,7 +6973,7 @@ type CheckRemote struct {
 
 func (x *CheckRemote) Reset() {
 	*x = CheckRemote{}
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7352,7 +6985,7 @@ func (x *CheckRemote) String() string {
 func (*CheckRemote) ProtoMessage() {}
 
 func (x *CheckRemote) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[72]
+	mi := &file_epcached_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7365,7 +6998,7 @@ func (x *CheckRemote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRemote.ProtoReflect.Descriptor instead.
 func (*CheckRemote) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{72}
+	return file_epcached_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CheckRemote) GetRemote() string {
@@ -7384,7 +7017,7 @@ type CheckRemoteReply struct {
 
 func (x *CheckRemoteReply) Reset() {
 	*x = CheckRemoteReply{}
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7396,7 +7029,7 @@ func (x *CheckRemoteReply) String() string {
 func (*CheckRemoteReply) ProtoMessage() {}
 
 func (x *CheckRemoteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[73]
+	mi := &file_epcached_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7409,7 +7042,7 @@ func (x *CheckRemoteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRemoteReply.ProtoReflect.Descriptor instead.
 func (*CheckRemoteReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73}
+	return file_epcached_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CheckRemoteReply) GetFindings() []*CheckRemoteReply_Finding {
@@ -7432,7 +7065,7 @@ type RemoteTrust struct {
 
 func (x *RemoteTrust) Reset() {
 	*x = RemoteTrust{}
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7444,7 +7077,7 @@ func (x *RemoteTrust) String() string {
 func (*RemoteTrust) ProtoMessage() {}
 
 func (x *RemoteTrust) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[74]
+	mi := &file_epcached_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7457,7 +7090,7 @@ func (x *RemoteTrust) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteTrust.ProtoReflect.Descriptor instead.
 func (*RemoteTrust) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{74}
+	return file_epcached_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoteTrust) GetRemote() string {
@@ -7490,7 +7123,7 @@ type RemoteTrustReply struct {
 
 func (x *RemoteTrustReply) Reset() {
 	*x = RemoteTrustReply{}
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7502,7 +7135,7 @@ func (x *RemoteTrustReply) String() string {
 func (*RemoteTrustReply) ProtoMessage() {}
 
 func (x *RemoteTrustReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[75]
+	mi := &file_epcached_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7515,7 +7148,7 @@ func (x *RemoteTrustReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteTrustReply.ProtoReflect.Descriptor instead.
 func (*RemoteTrustReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{75}
+	return file_epcached_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RemoteTrustReply) GetDocuments() [][]byte {
@@ -7537,7 +7170,7 @@ type CollectRemote struct {
 
 func (x *CollectRemote) Reset() {
 	*x = CollectRemote{}
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7549,7 +7182,7 @@ func (x *CollectRemote) String() string {
 func (*CollectRemote) ProtoMessage() {}
 
 func (x *CollectRemote) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[76]
+	mi := &file_epcached_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7562,7 +7195,7 @@ func (x *CollectRemote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRemote.ProtoReflect.Descriptor instead.
 func (*CollectRemote) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{76}
+	return file_epcached_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CollectRemote) GetRemote() string {
@@ -7588,7 +7221,7 @@ type CollectRemoteReply struct {
 
 func (x *CollectRemoteReply) Reset() {
 	*x = CollectRemoteReply{}
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7600,7 +7233,7 @@ func (x *CollectRemoteReply) String() string {
 func (*CollectRemoteReply) ProtoMessage() {}
 
 func (x *CollectRemoteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[77]
+	mi := &file_epcached_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7613,7 +7246,7 @@ func (x *CollectRemoteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRemoteReply.ProtoReflect.Descriptor instead.
 func (*CollectRemoteReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77}
+	return file_epcached_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CollectRemoteReply) GetKinds() []*CollectRemoteReply_Kind {
@@ -7633,7 +7266,7 @@ type Stop struct {
 
 func (x *Stop) Reset() {
 	*x = Stop{}
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7645,7 +7278,7 @@ func (x *Stop) String() string {
 func (*Stop) ProtoMessage() {}
 
 func (x *Stop) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[78]
+	mi := &file_epcached_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7658,7 +7291,7 @@ func (x *Stop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stop.ProtoReflect.Descriptor instead.
 func (*Stop) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{78}
+	return file_epcached_proto_rawDescGZIP(), []int{74}
 }
 
 type StopReply struct {
@@ -7672,7 +7305,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7684,7 +7317,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[79]
+	mi := &file_epcached_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7697,7 +7330,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{79}
+	return file_epcached_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *StopReply) GetFd() uint32 {
@@ -7720,7 +7353,7 @@ type Sourceless struct {
 
 func (x *Sourceless) Reset() {
 	*x = Sourceless{}
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7732,7 +7365,7 @@ func (x *Sourceless) String() string {
 func (*Sourceless) ProtoMessage() {}
 
 func (x *Sourceless) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[80]
+	mi := &file_epcached_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7745,7 +7378,7 @@ func (x *Sourceless) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless.ProtoReflect.Descriptor instead.
 func (*Sourceless) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80}
+	return file_epcached_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Sourceless) GetBuilds() uint64 {
@@ -7799,7 +7432,7 @@ type Space struct {
 
 func (x *Space) Reset() {
 	*x = Space{}
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7811,7 +7444,7 @@ func (x *Space) String() string {
 func (*Space) ProtoMessage() {}
 
 func (x *Space) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[81]
+	mi := &file_epcached_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7824,7 +7457,7 @@ func (x *Space) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Space.ProtoReflect.Descriptor instead.
 func (*Space) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{81}
+	return file_epcached_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Space) GetLogicalBytes() int64 {
@@ -7970,7 +7603,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7982,7 +7615,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[82]
+	mi := &file_epcached_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7995,7 +7628,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{82}
+	return file_epcached_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Probe) GetRefresh() bool {
@@ -8024,7 +7657,7 @@ type ProbeReply struct {
 
 func (x *ProbeReply) Reset() {
 	*x = ProbeReply{}
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8036,7 +7669,7 @@ func (x *ProbeReply) String() string {
 func (*ProbeReply) ProtoMessage() {}
 
 func (x *ProbeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[83]
+	mi := &file_epcached_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8049,7 +7682,7 @@ func (x *ProbeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeReply.ProtoReflect.Descriptor instead.
 func (*ProbeReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{83}
+	return file_epcached_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ProbeReply) GetRuntimes() []*RuntimeFacts {
@@ -8086,7 +7719,7 @@ type RuntimeFacts struct {
 
 func (x *RuntimeFacts) Reset() {
 	*x = RuntimeFacts{}
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8098,7 +7731,7 @@ func (x *RuntimeFacts) String() string {
 func (*RuntimeFacts) ProtoMessage() {}
 
 func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[84]
+	mi := &file_epcached_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8111,7 +7744,7 @@ func (x *RuntimeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeFacts.ProtoReflect.Descriptor instead.
 func (*RuntimeFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{84}
+	return file_epcached_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RuntimeFacts) GetDirectory() string {
@@ -8214,7 +7847,7 @@ type EpFacts struct {
 
 func (x *EpFacts) Reset() {
 	*x = EpFacts{}
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8226,7 +7859,7 @@ func (x *EpFacts) String() string {
 func (*EpFacts) ProtoMessage() {}
 
 func (x *EpFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[85]
+	mi := &file_epcached_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8239,7 +7872,7 @@ func (x *EpFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpFacts.ProtoReflect.Descriptor instead.
 func (*EpFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{85}
+	return file_epcached_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *EpFacts) GetName() string {
@@ -8316,7 +7949,7 @@ type DeviceFacts struct {
 
 func (x *DeviceFacts) Reset() {
 	*x = DeviceFacts{}
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8328,7 +7961,7 @@ func (x *DeviceFacts) String() string {
 func (*DeviceFacts) ProtoMessage() {}
 
 func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[86]
+	mi := &file_epcached_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8341,7 +7974,7 @@ func (x *DeviceFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceFacts.ProtoReflect.Descriptor instead.
 func (*DeviceFacts) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{86}
+	return file_epcached_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DeviceFacts) GetType() string {
@@ -8433,7 +8066,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8445,7 +8078,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[87]
+	mi := &file_epcached_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8458,7 +8091,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{87}
+	return file_epcached_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Report) GetBuild() string {
@@ -8519,7 +8152,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8531,7 +8164,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[88]
+	mi := &file_epcached_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8544,7 +8177,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{88}
+	return file_epcached_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ReportReply) GetDecision() string {
@@ -8593,7 +8226,7 @@ type Why struct {
 
 func (x *Why) Reset() {
 	*x = Why{}
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8605,7 +8238,7 @@ func (x *Why) String() string {
 func (*Why) ProtoMessage() {}
 
 func (x *Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[89]
+	mi := &file_epcached_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8618,7 +8251,7 @@ func (x *Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Why.ProtoReflect.Descriptor instead.
 func (*Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{89}
+	return file_epcached_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Why) GetEntry() string {
@@ -8649,7 +8282,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8661,7 +8294,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[90]
+	mi := &file_epcached_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8674,7 +8307,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{90}
+	return file_epcached_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Explanation) GetDecision() string {
@@ -8752,7 +8385,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8764,7 +8397,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[91]
+	mi := &file_epcached_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8777,7 +8410,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{91}
+	return file_epcached_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Candidate) GetBuild() *Build {
@@ -8820,7 +8453,7 @@ type Neighbour struct {
 
 func (x *Neighbour) Reset() {
 	*x = Neighbour{}
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8832,7 +8465,7 @@ func (x *Neighbour) String() string {
 func (*Neighbour) ProtoMessage() {}
 
 func (x *Neighbour) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[92]
+	mi := &file_epcached_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8845,7 +8478,7 @@ func (x *Neighbour) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Neighbour.ProtoReflect.Descriptor instead.
 func (*Neighbour) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{92}
+	return file_epcached_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Neighbour) GetRequestKey() string {
@@ -8888,7 +8521,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8900,7 +8533,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[93]
+	mi := &file_epcached_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8913,7 +8546,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{93}
+	return file_epcached_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Difference) GetField() string {
@@ -8955,7 +8588,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8967,7 +8600,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[94]
+	mi := &file_epcached_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8980,7 +8613,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{94}
+	return file_epcached_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Event) GetAtMs() int64 {
@@ -9049,7 +8682,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9061,7 +8694,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[95]
+	mi := &file_epcached_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9074,7 +8707,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{95}
+	return file_epcached_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Events) GetSinceMs() int64 {
@@ -9100,7 +8733,7 @@ type EventsReply struct {
 
 func (x *EventsReply) Reset() {
 	*x = EventsReply{}
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9112,7 +8745,7 @@ func (x *EventsReply) String() string {
 func (*EventsReply) ProtoMessage() {}
 
 func (x *EventsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[96]
+	mi := &file_epcached_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9125,7 +8758,7 @@ func (x *EventsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsReply.ProtoReflect.Descriptor instead.
 func (*EventsReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{96}
+	return file_epcached_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *EventsReply) GetEvents() []*Event {
@@ -9146,7 +8779,7 @@ type Subscribe struct {
 
 func (x *Subscribe) Reset() {
 	*x = Subscribe{}
-	mi := &file_epcached_proto_msgTypes[97]
+	mi := &file_epcached_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9158,7 +8791,7 @@ func (x *Subscribe) String() string {
 func (*Subscribe) ProtoMessage() {}
 
 func (x *Subscribe) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[97]
+	mi := &file_epcached_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9171,7 +8804,7 @@ func (x *Subscribe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subscribe.ProtoReflect.Descriptor instead.
 func (*Subscribe) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{97}
+	return file_epcached_proto_rawDescGZIP(), []int{93}
 }
 
 // Doctor looks for problems of this machine that the daemon can see.
@@ -9183,7 +8816,7 @@ type Doctor struct {
 
 func (x *Doctor) Reset() {
 	*x = Doctor{}
-	mi := &file_epcached_proto_msgTypes[98]
+	mi := &file_epcached_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9195,7 +8828,7 @@ func (x *Doctor) String() string {
 func (*Doctor) ProtoMessage() {}
 
 func (x *Doctor) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[98]
+	mi := &file_epcached_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9208,7 +8841,7 @@ func (x *Doctor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Doctor.ProtoReflect.Descriptor instead.
 func (*Doctor) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{98}
+	return file_epcached_proto_rawDescGZIP(), []int{94}
 }
 
 type DoctorReply struct {
@@ -9220,7 +8853,7 @@ type DoctorReply struct {
 
 func (x *DoctorReply) Reset() {
 	*x = DoctorReply{}
-	mi := &file_epcached_proto_msgTypes[99]
+	mi := &file_epcached_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9232,7 +8865,7 @@ func (x *DoctorReply) String() string {
 func (*DoctorReply) ProtoMessage() {}
 
 func (x *DoctorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[99]
+	mi := &file_epcached_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9245,7 +8878,7 @@ func (x *DoctorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorReply.ProtoReflect.Descriptor instead.
 func (*DoctorReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{99}
+	return file_epcached_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DoctorReply) GetAdvice() []*Advice {
@@ -9267,7 +8900,7 @@ type Advice struct {
 
 func (x *Advice) Reset() {
 	*x = Advice{}
-	mi := &file_epcached_proto_msgTypes[100]
+	mi := &file_epcached_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9279,7 +8912,7 @@ func (x *Advice) String() string {
 func (*Advice) ProtoMessage() {}
 
 func (x *Advice) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[100]
+	mi := &file_epcached_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9292,7 +8925,7 @@ func (x *Advice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advice.ProtoReflect.Descriptor instead.
 func (*Advice) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{100}
+	return file_epcached_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Advice) GetSeverity() string {
@@ -9336,7 +8969,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_epcached_proto_msgTypes[101]
+	mi := &file_epcached_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9348,7 +8981,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[101]
+	mi := &file_epcached_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9361,7 +8994,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{101}
+	return file_epcached_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Check) GetDeep() bool {
@@ -9406,7 +9039,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_epcached_proto_msgTypes[102]
+	mi := &file_epcached_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9418,7 +9051,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[102]
+	mi := &file_epcached_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9431,7 +9064,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{102}
+	return file_epcached_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *CheckReply) GetBlobs() uint64 {
@@ -9490,7 +9123,7 @@ type SpaceLine struct {
 
 func (x *SpaceLine) Reset() {
 	*x = SpaceLine{}
-	mi := &file_epcached_proto_msgTypes[103]
+	mi := &file_epcached_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9502,7 +9135,7 @@ func (x *SpaceLine) String() string {
 func (*SpaceLine) ProtoMessage() {}
 
 func (x *SpaceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[103]
+	mi := &file_epcached_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9515,7 +9148,7 @@ func (x *SpaceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpaceLine.ProtoReflect.Descriptor instead.
 func (*SpaceLine) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{103}
+	return file_epcached_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *SpaceLine) GetName() string {
@@ -9559,7 +9192,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_epcached_proto_msgTypes[104]
+	mi := &file_epcached_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9571,7 +9204,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[104]
+	mi := &file_epcached_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9584,7 +9217,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{104}
+	return file_epcached_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Finding) GetKind() string {
@@ -9635,7 +9268,7 @@ type PushReply_Pushed struct {
 
 func (x *PushReply_Pushed) Reset() {
 	*x = PushReply_Pushed{}
-	mi := &file_epcached_proto_msgTypes[117]
+	mi := &file_epcached_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9647,7 +9280,7 @@ func (x *PushReply_Pushed) String() string {
 func (*PushReply_Pushed) ProtoMessage() {}
 
 func (x *PushReply_Pushed) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[117]
+	mi := &file_epcached_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9660,7 +9293,7 @@ func (x *PushReply_Pushed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushReply_Pushed.ProtoReflect.Descriptor instead.
 func (*PushReply_Pushed) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{71, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{67, 0}
 }
 
 func (x *PushReply_Pushed) GetModel() string {
@@ -9709,7 +9342,7 @@ type CheckRemoteReply_Finding struct {
 
 func (x *CheckRemoteReply_Finding) Reset() {
 	*x = CheckRemoteReply_Finding{}
-	mi := &file_epcached_proto_msgTypes[118]
+	mi := &file_epcached_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9721,7 +9354,7 @@ func (x *CheckRemoteReply_Finding) String() string {
 func (*CheckRemoteReply_Finding) ProtoMessage() {}
 
 func (x *CheckRemoteReply_Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[118]
+	mi := &file_epcached_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9734,7 +9367,7 @@ func (x *CheckRemoteReply_Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRemoteReply_Finding.ProtoReflect.Descriptor instead.
 func (*CheckRemoteReply_Finding) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{73, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{69, 0}
 }
 
 func (x *CheckRemoteReply_Finding) GetName() string {
@@ -9771,7 +9404,7 @@ type CollectRemoteReply_Kind struct {
 
 func (x *CollectRemoteReply_Kind) Reset() {
 	*x = CollectRemoteReply_Kind{}
-	mi := &file_epcached_proto_msgTypes[119]
+	mi := &file_epcached_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9783,7 +9416,7 @@ func (x *CollectRemoteReply_Kind) String() string {
 func (*CollectRemoteReply_Kind) ProtoMessage() {}
 
 func (x *CollectRemoteReply_Kind) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[119]
+	mi := &file_epcached_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9796,7 +9429,7 @@ func (x *CollectRemoteReply_Kind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRemoteReply_Kind.ProtoReflect.Descriptor instead.
 func (*CollectRemoteReply_Kind) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{77, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{73, 0}
 }
 
 func (x *CollectRemoteReply_Kind) GetName() string {
@@ -9844,7 +9477,7 @@ type Sourceless_Why struct {
 
 func (x *Sourceless_Why) Reset() {
 	*x = Sourceless_Why{}
-	mi := &file_epcached_proto_msgTypes[120]
+	mi := &file_epcached_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9856,7 +9489,7 @@ func (x *Sourceless_Why) String() string {
 func (*Sourceless_Why) ProtoMessage() {}
 
 func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
-	mi := &file_epcached_proto_msgTypes[120]
+	mi := &file_epcached_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9869,7 +9502,7 @@ func (x *Sourceless_Why) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sourceless_Why.ProtoReflect.Descriptor instead.
 func (*Sourceless_Why) Descriptor() ([]byte, []int) {
-	return file_epcached_proto_rawDescGZIP(), []int{80, 0}
+	return file_epcached_proto_rawDescGZIP(), []int{76, 0}
 }
 
 func (x *Sourceless_Why) GetText() string {
@@ -9890,7 +9523,7 @@ var File_epcached_proto protoreflect.FileDescriptor
 
 const file_epcached_proto_rawDesc = "" +
 	"\n" +
-	"\x0eepcached.proto\x12\vepcached.v1\"\xd4\x1c\n" +
+	"\x0eepcached.proto\x12\vepcached.v1\"\xe6\x1b\n" +
 	"\bEnvelope\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12 \n" +
 	"\vdescriptors\x18\x02 \x01(\rR\vdescriptors\x12\x1f\n" +
@@ -9956,8 +9589,6 @@ const file_epcached_proto_rawDesc = "" +
 	"\x05usage\x18A \x01(\v2\x12.epcached.v1.UsageH\x00R\x05usage\x12:\n" +
 	"\vusage_reply\x18B \x01(\v2\x17.epcached.v1.UsageReplyH\x00R\n" +
 	"usageReply\x12-\n" +
-	"\x06layout\x18C \x01(\v2\x13.epcached.v1.LayoutH\x00R\x06layout\x12=\n" +
-	"\flayout_reply\x18D \x01(\v2\x18.epcached.v1.LayoutReplyH\x00R\vlayoutReply\x12-\n" +
 	"\x06export\x18F \x01(\v2\x13.epcached.v1.ExportH\x00R\x06export\x12=\n" +
 	"\fexport_reply\x18G \x01(\v2\x18.epcached.v1.ExportReplyH\x00R\vexportReply\x12-\n" +
 	"\x06import\x18H \x01(\v2\x13.epcached.v1.ImportH\x00R\x06import\x12=\n" +
@@ -10485,38 +10116,7 @@ const file_epcached_proto_rawDesc = "" +
 	"first_name\x18\x03 \x01(\tR\tfirstName\x12\x1f\n" +
 	"\vsecond_name\x18\x04 \x01(\tR\n" +
 	"secondName\x12\x14\n" +
-	"\x05bytes\x18\x05 \x01(\x03R\x05bytes\"<\n" +
-	"\x06Layout\x12\x18\n" +
-	"\aentries\x18\x01 \x03(\tR\aentries\x12\x12\n" +
-	"\x04most\x18\x02 \x01(\rR\x04mostJ\x04\b\x03\x10\x04\"\x8f\x01\n" +
-	"\vLayoutReply\x12-\n" +
-	"\x05files\x18\x01 \x03(\v2\x17.epcached.v1.FileLayoutR\x05files\x12\x18\n" +
-	"\aholders\x18\x02 \x03(\tR\aholders\x12\x12\n" +
-	"\x04more\x18\x03 \x01(\x04R\x04more\x12\x1d\n" +
-	"\n" +
-	"more_bytes\x18\x04 \x01(\x03R\tmoreBytesJ\x04\b\x05\x10\x06\"\x8d\x03\n" +
-	"\n" +
-	"FileLayout\x12\x14\n" +
-	"\x05build\x18\x01 \x01(\tR\x05build\x12\x1d\n" +
-	"\n" +
-	"model_name\x18\x02 \x01(\tR\tmodelName\x12!\n" +
-	"\fmodel_digest\x18\x03 \x01(\tR\vmodelDigest\x12\x0e\n" +
-	"\x02ep\x18\x04 \x01(\tR\x02ep\x12\x12\n" +
-	"\x04name\x18\x05 \x01(\tR\x04name\x12\x16\n" +
-	"\x06digest\x18\x06 \x01(\tR\x06digest\x12\x12\n" +
-	"\x04size\x18\a \x01(\x03R\x04size\x12\x16\n" +
-	"\x06packed\x18\b \x01(\bR\x06packed\x12*\n" +
-	"\x06pieces\x18\t \x03(\v2\x12.epcached.v1.PieceR\x06pieces\x12!\n" +
-	"\fshared_bytes\x18\x0e \x01(\x03R\vsharedBytes\x12\x16\n" +
-	"\x06shapes\x18\x11 \x01(\tR\x06shapes\x12)\n" +
-	"\x10compressed_bytes\x18\x12 \x01(\x03R\x0fcompressedBytes\x12\x1b\n" +
-	"\town_bytes\x18\x13 \x01(\x03R\bownBytesJ\x04\b\n" +
-	"\x10\x0eJ\x04\b\x0f\x10\x10J\x04\b\x10\x10\x11\"[\n" +
-	"\x05Piece\x12\x0e\n" +
-	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x16\n" +
-	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x16\n" +
-	"\x06holder\x18\x03 \x01(\rR\x06holder\x12\x12\n" +
-	"\x04from\x18\x04 \x01(\x03R\x04from\"\b\n" +
+	"\x05bytes\x18\x05 \x01(\x03R\x05bytes\"\b\n" +
 	"\x06Status\"\xd5\x05\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x10\n" +
@@ -10857,7 +10457,7 @@ func file_epcached_proto_rawDescGZIP() []byte {
 }
 
 var file_epcached_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 123)
+var file_epcached_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
 var file_epcached_proto_goTypes = []any{
 	(ErrorClass)(0),                  // 0: epcached.v1.ErrorClass
 	(OnMiss)(0),                      // 1: epcached.v1.OnMiss
@@ -10923,67 +10523,63 @@ var file_epcached_proto_goTypes = []any{
 	(*BuildUsage)(nil),               // 61: epcached.v1.BuildUsage
 	(*UsageSum)(nil),                 // 62: epcached.v1.UsageSum
 	(*SharedBlob)(nil),               // 63: epcached.v1.SharedBlob
-	(*Layout)(nil),                   // 64: epcached.v1.Layout
-	(*LayoutReply)(nil),              // 65: epcached.v1.LayoutReply
-	(*FileLayout)(nil),               // 66: epcached.v1.FileLayout
-	(*Piece)(nil),                    // 67: epcached.v1.Piece
-	(*Status)(nil),                   // 68: epcached.v1.Status
-	(*StatusReply)(nil),              // 69: epcached.v1.StatusReply
-	(*Layer)(nil),                    // 70: epcached.v1.Layer
-	(*Remote)(nil),                   // 71: epcached.v1.Remote
-	(*Push)(nil),                     // 72: epcached.v1.Push
-	(*PushReply)(nil),                // 73: epcached.v1.PushReply
-	(*CheckRemote)(nil),              // 74: epcached.v1.CheckRemote
-	(*CheckRemoteReply)(nil),         // 75: epcached.v1.CheckRemoteReply
-	(*RemoteTrust)(nil),              // 76: epcached.v1.RemoteTrust
-	(*RemoteTrustReply)(nil),         // 77: epcached.v1.RemoteTrustReply
-	(*CollectRemote)(nil),            // 78: epcached.v1.CollectRemote
-	(*CollectRemoteReply)(nil),       // 79: epcached.v1.CollectRemoteReply
-	(*Stop)(nil),                     // 80: epcached.v1.Stop
-	(*StopReply)(nil),                // 81: epcached.v1.StopReply
-	(*Sourceless)(nil),               // 82: epcached.v1.Sourceless
-	(*Space)(nil),                    // 83: epcached.v1.Space
-	(*Probe)(nil),                    // 84: epcached.v1.Probe
-	(*ProbeReply)(nil),               // 85: epcached.v1.ProbeReply
-	(*RuntimeFacts)(nil),             // 86: epcached.v1.RuntimeFacts
-	(*EpFacts)(nil),                  // 87: epcached.v1.EpFacts
-	(*DeviceFacts)(nil),              // 88: epcached.v1.DeviceFacts
-	(*Report)(nil),                   // 89: epcached.v1.Report
-	(*ReportReply)(nil),              // 90: epcached.v1.ReportReply
-	(*Why)(nil),                      // 91: epcached.v1.Why
-	(*Explanation)(nil),              // 92: epcached.v1.Explanation
-	(*Candidate)(nil),                // 93: epcached.v1.Candidate
-	(*Neighbour)(nil),                // 94: epcached.v1.Neighbour
-	(*Difference)(nil),               // 95: epcached.v1.Difference
-	(*Event)(nil),                    // 96: epcached.v1.Event
-	(*Events)(nil),                   // 97: epcached.v1.Events
-	(*EventsReply)(nil),              // 98: epcached.v1.EventsReply
-	(*Subscribe)(nil),                // 99: epcached.v1.Subscribe
-	(*Doctor)(nil),                   // 100: epcached.v1.Doctor
-	(*DoctorReply)(nil),              // 101: epcached.v1.DoctorReply
-	(*Advice)(nil),                   // 102: epcached.v1.Advice
-	(*Check)(nil),                    // 103: epcached.v1.Check
-	(*CheckReply)(nil),               // 104: epcached.v1.CheckReply
-	(*SpaceLine)(nil),                // 105: epcached.v1.SpaceLine
-	(*Finding)(nil),                  // 106: epcached.v1.Finding
-	nil,                              // 107: epcached.v1.Error.FactsEntry
-	nil,                              // 108: epcached.v1.Device.MetadataEntry
-	nil,                              // 109: epcached.v1.ExecutionProvider.OptionsEntry
-	nil,                              // 110: epcached.v1.ExecutionProvider.OptionFdsEntry
-	nil,                              // 111: epcached.v1.Acquire.SessionOptionsEntry
-	nil,                              // 112: epcached.v1.Acquire.FreeDimensionsEntry
-	nil,                              // 113: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	nil,                              // 114: epcached.v1.AcquireReply.ProviderOptionsEntry
-	nil,                              // 115: epcached.v1.AcquireReply.SessionOptionsEntry
-	nil,                              // 116: epcached.v1.Member.SessionOptionsEntry
-	nil,                              // 117: epcached.v1.StringMap.EntriesEntry
-	nil,                              // 118: epcached.v1.Failure.FactsEntry
-	(*PushReply_Pushed)(nil),         // 119: epcached.v1.PushReply.Pushed
-	(*CheckRemoteReply_Finding)(nil), // 120: epcached.v1.CheckRemoteReply.Finding
-	(*CollectRemoteReply_Kind)(nil),  // 121: epcached.v1.CollectRemoteReply.Kind
-	(*Sourceless_Why)(nil),           // 122: epcached.v1.Sourceless.Why
-	nil,                              // 123: epcached.v1.DeviceFacts.EpMetadataEntry
-	nil,                              // 124: epcached.v1.DeviceFacts.DeviceMetadataEntry
+	(*Status)(nil),                   // 64: epcached.v1.Status
+	(*StatusReply)(nil),              // 65: epcached.v1.StatusReply
+	(*Layer)(nil),                    // 66: epcached.v1.Layer
+	(*Remote)(nil),                   // 67: epcached.v1.Remote
+	(*Push)(nil),                     // 68: epcached.v1.Push
+	(*PushReply)(nil),                // 69: epcached.v1.PushReply
+	(*CheckRemote)(nil),              // 70: epcached.v1.CheckRemote
+	(*CheckRemoteReply)(nil),         // 71: epcached.v1.CheckRemoteReply
+	(*RemoteTrust)(nil),              // 72: epcached.v1.RemoteTrust
+	(*RemoteTrustReply)(nil),         // 73: epcached.v1.RemoteTrustReply
+	(*CollectRemote)(nil),            // 74: epcached.v1.CollectRemote
+	(*CollectRemoteReply)(nil),       // 75: epcached.v1.CollectRemoteReply
+	(*Stop)(nil),                     // 76: epcached.v1.Stop
+	(*StopReply)(nil),                // 77: epcached.v1.StopReply
+	(*Sourceless)(nil),               // 78: epcached.v1.Sourceless
+	(*Space)(nil),                    // 79: epcached.v1.Space
+	(*Probe)(nil),                    // 80: epcached.v1.Probe
+	(*ProbeReply)(nil),               // 81: epcached.v1.ProbeReply
+	(*RuntimeFacts)(nil),             // 82: epcached.v1.RuntimeFacts
+	(*EpFacts)(nil),                  // 83: epcached.v1.EpFacts
+	(*DeviceFacts)(nil),              // 84: epcached.v1.DeviceFacts
+	(*Report)(nil),                   // 85: epcached.v1.Report
+	(*ReportReply)(nil),              // 86: epcached.v1.ReportReply
+	(*Why)(nil),                      // 87: epcached.v1.Why
+	(*Explanation)(nil),              // 88: epcached.v1.Explanation
+	(*Candidate)(nil),                // 89: epcached.v1.Candidate
+	(*Neighbour)(nil),                // 90: epcached.v1.Neighbour
+	(*Difference)(nil),               // 91: epcached.v1.Difference
+	(*Event)(nil),                    // 92: epcached.v1.Event
+	(*Events)(nil),                   // 93: epcached.v1.Events
+	(*EventsReply)(nil),              // 94: epcached.v1.EventsReply
+	(*Subscribe)(nil),                // 95: epcached.v1.Subscribe
+	(*Doctor)(nil),                   // 96: epcached.v1.Doctor
+	(*DoctorReply)(nil),              // 97: epcached.v1.DoctorReply
+	(*Advice)(nil),                   // 98: epcached.v1.Advice
+	(*Check)(nil),                    // 99: epcached.v1.Check
+	(*CheckReply)(nil),               // 100: epcached.v1.CheckReply
+	(*SpaceLine)(nil),                // 101: epcached.v1.SpaceLine
+	(*Finding)(nil),                  // 102: epcached.v1.Finding
+	nil,                              // 103: epcached.v1.Error.FactsEntry
+	nil,                              // 104: epcached.v1.Device.MetadataEntry
+	nil,                              // 105: epcached.v1.ExecutionProvider.OptionsEntry
+	nil,                              // 106: epcached.v1.ExecutionProvider.OptionFdsEntry
+	nil,                              // 107: epcached.v1.Acquire.SessionOptionsEntry
+	nil,                              // 108: epcached.v1.Acquire.FreeDimensionsEntry
+	nil,                              // 109: epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	nil,                              // 110: epcached.v1.AcquireReply.ProviderOptionsEntry
+	nil,                              // 111: epcached.v1.AcquireReply.SessionOptionsEntry
+	nil,                              // 112: epcached.v1.Member.SessionOptionsEntry
+	nil,                              // 113: epcached.v1.StringMap.EntriesEntry
+	nil,                              // 114: epcached.v1.Failure.FactsEntry
+	(*PushReply_Pushed)(nil),         // 115: epcached.v1.PushReply.Pushed
+	(*CheckRemoteReply_Finding)(nil), // 116: epcached.v1.CheckRemoteReply.Finding
+	(*CollectRemoteReply_Kind)(nil),  // 117: epcached.v1.CollectRemoteReply.Kind
+	(*Sourceless_Why)(nil),           // 118: epcached.v1.Sourceless.Why
+	nil,                              // 119: epcached.v1.DeviceFacts.EpMetadataEntry
+	nil,                              // 120: epcached.v1.DeviceFacts.DeviceMetadataEntry
 }
 var file_epcached_proto_depIdxs = []int32{
 	3,   // 0: epcached.v1.Envelope.hello:type_name -> epcached.v1.Hello
@@ -11004,22 +10600,22 @@ var file_epcached_proto_depIdxs = []int32{
 	47,  // 15: epcached.v1.Envelope.invalidate:type_name -> epcached.v1.Invalidate
 	48,  // 16: epcached.v1.Envelope.remove:type_name -> epcached.v1.Remove
 	49,  // 17: epcached.v1.Envelope.change_reply:type_name -> epcached.v1.ChangeReply
-	68,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
-	69,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
-	84,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
-	85,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
-	103, // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
-	104, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
-	89,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
-	90,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
-	91,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
-	92,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
-	97,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
-	98,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
-	99,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
-	96,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
-	100, // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
-	101, // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
+	64,  // 18: epcached.v1.Envelope.status:type_name -> epcached.v1.Status
+	65,  // 19: epcached.v1.Envelope.status_reply:type_name -> epcached.v1.StatusReply
+	80,  // 20: epcached.v1.Envelope.probe:type_name -> epcached.v1.Probe
+	81,  // 21: epcached.v1.Envelope.probe_reply:type_name -> epcached.v1.ProbeReply
+	99,  // 22: epcached.v1.Envelope.check:type_name -> epcached.v1.Check
+	100, // 23: epcached.v1.Envelope.check_reply:type_name -> epcached.v1.CheckReply
+	85,  // 24: epcached.v1.Envelope.report:type_name -> epcached.v1.Report
+	86,  // 25: epcached.v1.Envelope.report_reply:type_name -> epcached.v1.ReportReply
+	87,  // 26: epcached.v1.Envelope.why:type_name -> epcached.v1.Why
+	88,  // 27: epcached.v1.Envelope.explanation:type_name -> epcached.v1.Explanation
+	93,  // 28: epcached.v1.Envelope.events:type_name -> epcached.v1.Events
+	94,  // 29: epcached.v1.Envelope.events_reply:type_name -> epcached.v1.EventsReply
+	95,  // 30: epcached.v1.Envelope.subscribe:type_name -> epcached.v1.Subscribe
+	92,  // 31: epcached.v1.Envelope.event:type_name -> epcached.v1.Event
+	96,  // 32: epcached.v1.Envelope.doctor:type_name -> epcached.v1.Doctor
+	97,  // 33: epcached.v1.Envelope.doctor_reply:type_name -> epcached.v1.DoctorReply
 	34,  // 34: epcached.v1.Envelope.jobs:type_name -> epcached.v1.Jobs
 	37,  // 35: epcached.v1.Envelope.jobs_reply:type_name -> epcached.v1.JobsReply
 	38,  // 36: epcached.v1.Envelope.follow:type_name -> epcached.v1.Follow
@@ -11034,107 +10630,103 @@ var file_epcached_proto_depIdxs = []int32{
 	53,  // 45: epcached.v1.Envelope.collect_reply:type_name -> epcached.v1.CollectReply
 	59,  // 46: epcached.v1.Envelope.usage:type_name -> epcached.v1.Usage
 	60,  // 47: epcached.v1.Envelope.usage_reply:type_name -> epcached.v1.UsageReply
-	64,  // 48: epcached.v1.Envelope.layout:type_name -> epcached.v1.Layout
-	65,  // 49: epcached.v1.Envelope.layout_reply:type_name -> epcached.v1.LayoutReply
-	28,  // 50: epcached.v1.Envelope.export:type_name -> epcached.v1.Export
-	29,  // 51: epcached.v1.Envelope.export_reply:type_name -> epcached.v1.ExportReply
-	30,  // 52: epcached.v1.Envelope.import:type_name -> epcached.v1.Import
-	31,  // 53: epcached.v1.Envelope.import_reply:type_name -> epcached.v1.ImportReply
-	72,  // 54: epcached.v1.Envelope.push:type_name -> epcached.v1.Push
-	73,  // 55: epcached.v1.Envelope.push_reply:type_name -> epcached.v1.PushReply
-	74,  // 56: epcached.v1.Envelope.check_remote:type_name -> epcached.v1.CheckRemote
-	75,  // 57: epcached.v1.Envelope.check_remote_reply:type_name -> epcached.v1.CheckRemoteReply
-	76,  // 58: epcached.v1.Envelope.remote_trust:type_name -> epcached.v1.RemoteTrust
-	77,  // 59: epcached.v1.Envelope.remote_trust_reply:type_name -> epcached.v1.RemoteTrustReply
-	54,  // 60: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
-	55,  // 61: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
-	78,  // 62: epcached.v1.Envelope.collect_remote:type_name -> epcached.v1.CollectRemote
-	79,  // 63: epcached.v1.Envelope.collect_remote_reply:type_name -> epcached.v1.CollectRemoteReply
-	80,  // 64: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
-	81,  // 65: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
-	0,   // 66: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
-	107, // 67: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
-	9,   // 68: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
-	108, // 69: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
-	11,  // 70: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
-	109, // 71: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
-	110, // 72: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
-	14,  // 73: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
-	9,   // 74: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
-	10,  // 75: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
-	12,  // 76: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
-	111, // 77: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
-	112, // 78: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
-	113, // 79: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
-	13,  // 80: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
-	1,   // 81: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
-	10,  // 82: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
-	16,  // 83: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
-	17,  // 84: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
-	114, // 85: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
-	115, // 86: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
-	92,  // 87: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
-	20,  // 88: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
-	19,  // 89: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
-	116, // 90: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
-	117, // 91: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
-	26,  // 92: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
-	27,  // 93: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
-	17,  // 94: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
-	26,  // 95: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
-	5,   // 96: epcached.v1.Job.error:type_name -> epcached.v1.Error
-	118, // 97: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
-	35,  // 98: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
-	36,  // 99: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
-	17,  // 100: epcached.v1.Build.files:type_name -> epcached.v1.File
-	43,  // 101: epcached.v1.Build.imported:type_name -> epcached.v1.Imported
-	19,  // 102: epcached.v1.Build.members:type_name -> epcached.v1.Member
-	42,  // 103: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
-	42,  // 104: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
-	42,  // 105: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
-	57,  // 106: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
-	58,  // 107: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
-	56,  // 108: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
-	83,  // 109: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
-	61,  // 110: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
-	62,  // 111: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
-	62,  // 112: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
-	63,  // 113: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
-	42,  // 114: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
-	66,  // 115: epcached.v1.LayoutReply.files:type_name -> epcached.v1.FileLayout
-	67,  // 116: epcached.v1.FileLayout.pieces:type_name -> epcached.v1.Piece
-	83,  // 117: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
-	86,  // 118: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	82,  // 119: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
-	70,  // 120: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
-	71,  // 121: epcached.v1.StatusReply.remotes:type_name -> epcached.v1.Remote
-	119, // 122: epcached.v1.PushReply.builds:type_name -> epcached.v1.PushReply.Pushed
-	120, // 123: epcached.v1.CheckRemoteReply.findings:type_name -> epcached.v1.CheckRemoteReply.Finding
-	121, // 124: epcached.v1.CollectRemoteReply.kinds:type_name -> epcached.v1.CollectRemoteReply.Kind
-	122, // 125: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
-	13,  // 126: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
-	86,  // 127: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
-	87,  // 128: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
-	88,  // 129: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
-	123, // 130: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
-	124, // 131: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
-	13,  // 132: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
-	93,  // 133: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
-	94,  // 134: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
-	96,  // 135: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
-	42,  // 136: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
-	95,  // 137: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
-	95,  // 138: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
-	96,  // 139: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
-	102, // 140: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
-	106, // 141: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
-	105, // 142: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
-	21,  // 143: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
-	144, // [144:144] is the sub-list for method output_type
-	144, // [144:144] is the sub-list for method input_type
-	144, // [144:144] is the sub-list for extension type_name
-	144, // [144:144] is the sub-list for extension extendee
-	0,   // [0:144] is the sub-list for field type_name
+	28,  // 48: epcached.v1.Envelope.export:type_name -> epcached.v1.Export
+	29,  // 49: epcached.v1.Envelope.export_reply:type_name -> epcached.v1.ExportReply
+	30,  // 50: epcached.v1.Envelope.import:type_name -> epcached.v1.Import
+	31,  // 51: epcached.v1.Envelope.import_reply:type_name -> epcached.v1.ImportReply
+	68,  // 52: epcached.v1.Envelope.push:type_name -> epcached.v1.Push
+	69,  // 53: epcached.v1.Envelope.push_reply:type_name -> epcached.v1.PushReply
+	70,  // 54: epcached.v1.Envelope.check_remote:type_name -> epcached.v1.CheckRemote
+	71,  // 55: epcached.v1.Envelope.check_remote_reply:type_name -> epcached.v1.CheckRemoteReply
+	72,  // 56: epcached.v1.Envelope.remote_trust:type_name -> epcached.v1.RemoteTrust
+	73,  // 57: epcached.v1.Envelope.remote_trust_reply:type_name -> epcached.v1.RemoteTrustReply
+	54,  // 58: epcached.v1.Envelope.pack:type_name -> epcached.v1.Pack
+	55,  // 59: epcached.v1.Envelope.pack_reply:type_name -> epcached.v1.PackReply
+	74,  // 60: epcached.v1.Envelope.collect_remote:type_name -> epcached.v1.CollectRemote
+	75,  // 61: epcached.v1.Envelope.collect_remote_reply:type_name -> epcached.v1.CollectRemoteReply
+	76,  // 62: epcached.v1.Envelope.stop:type_name -> epcached.v1.Stop
+	77,  // 63: epcached.v1.Envelope.stop_reply:type_name -> epcached.v1.StopReply
+	0,   // 64: epcached.v1.Error.class:type_name -> epcached.v1.ErrorClass
+	103, // 65: epcached.v1.Error.facts:type_name -> epcached.v1.Error.FactsEntry
+	9,   // 66: epcached.v1.Model.external:type_name -> epcached.v1.ExternalFile
+	104, // 67: epcached.v1.Device.metadata:type_name -> epcached.v1.Device.MetadataEntry
+	11,  // 68: epcached.v1.ExecutionProvider.devices:type_name -> epcached.v1.Device
+	105, // 69: epcached.v1.ExecutionProvider.options:type_name -> epcached.v1.ExecutionProvider.OptionsEntry
+	106, // 70: epcached.v1.ExecutionProvider.option_fds:type_name -> epcached.v1.ExecutionProvider.OptionFdsEntry
+	14,  // 71: epcached.v1.Runtime.ep_libraries:type_name -> epcached.v1.EpLibrary
+	9,   // 72: epcached.v1.EpLibrary.beside:type_name -> epcached.v1.ExternalFile
+	10,  // 73: epcached.v1.Acquire.model:type_name -> epcached.v1.Model
+	12,  // 74: epcached.v1.Acquire.eps:type_name -> epcached.v1.ExecutionProvider
+	107, // 75: epcached.v1.Acquire.session_options:type_name -> epcached.v1.Acquire.SessionOptionsEntry
+	108, // 76: epcached.v1.Acquire.free_dimensions:type_name -> epcached.v1.Acquire.FreeDimensionsEntry
+	109, // 77: epcached.v1.Acquire.free_dimensions_by_denotation:type_name -> epcached.v1.Acquire.FreeDimensionsByDenotationEntry
+	13,  // 78: epcached.v1.Acquire.runtime:type_name -> epcached.v1.Runtime
+	1,   // 79: epcached.v1.Acquire.on_miss:type_name -> epcached.v1.OnMiss
+	10,  // 80: epcached.v1.Acquire.group:type_name -> epcached.v1.Model
+	16,  // 81: epcached.v1.Acquire.output:type_name -> epcached.v1.Output
+	17,  // 82: epcached.v1.AcquireReply.files:type_name -> epcached.v1.File
+	110, // 83: epcached.v1.AcquireReply.provider_options:type_name -> epcached.v1.AcquireReply.ProviderOptionsEntry
+	111, // 84: epcached.v1.AcquireReply.session_options:type_name -> epcached.v1.AcquireReply.SessionOptionsEntry
+	88,  // 85: epcached.v1.AcquireReply.explanation:type_name -> epcached.v1.Explanation
+	20,  // 86: epcached.v1.AcquireReply.claim:type_name -> epcached.v1.Claim
+	19,  // 87: epcached.v1.AcquireReply.members:type_name -> epcached.v1.Member
+	112, // 88: epcached.v1.Member.session_options:type_name -> epcached.v1.Member.SessionOptionsEntry
+	113, // 89: epcached.v1.StringMap.entries:type_name -> epcached.v1.StringMap.EntriesEntry
+	26,  // 90: epcached.v1.Put.files:type_name -> epcached.v1.PutFile
+	27,  // 91: epcached.v1.Put.made_by:type_name -> epcached.v1.MadeBy
+	17,  // 92: epcached.v1.ExportReply.files:type_name -> epcached.v1.File
+	26,  // 93: epcached.v1.Import.files:type_name -> epcached.v1.PutFile
+	5,   // 94: epcached.v1.Job.error:type_name -> epcached.v1.Error
+	114, // 95: epcached.v1.Failure.facts:type_name -> epcached.v1.Failure.FactsEntry
+	35,  // 96: epcached.v1.JobsReply.jobs:type_name -> epcached.v1.Job
+	36,  // 97: epcached.v1.JobsReply.failures:type_name -> epcached.v1.Failure
+	17,  // 98: epcached.v1.Build.files:type_name -> epcached.v1.File
+	43,  // 99: epcached.v1.Build.imported:type_name -> epcached.v1.Imported
+	19,  // 100: epcached.v1.Build.members:type_name -> epcached.v1.Member
+	42,  // 101: epcached.v1.ListReply.builds:type_name -> epcached.v1.Build
+	42,  // 102: epcached.v1.ShowReply.builds:type_name -> epcached.v1.Build
+	42,  // 103: epcached.v1.ChangeReply.builds:type_name -> epcached.v1.Build
+	57,  // 104: epcached.v1.CollectReply.steps:type_name -> epcached.v1.CollectStep
+	58,  // 105: epcached.v1.CollectReply.kept:type_name -> epcached.v1.Kept
+	56,  // 106: epcached.v1.PackReply.builds:type_name -> epcached.v1.PackedBuild
+	79,  // 107: epcached.v1.UsageReply.space:type_name -> epcached.v1.Space
+	61,  // 108: epcached.v1.UsageReply.builds:type_name -> epcached.v1.BuildUsage
+	62,  // 109: epcached.v1.UsageReply.users:type_name -> epcached.v1.UsageSum
+	62,  // 110: epcached.v1.UsageReply.eps:type_name -> epcached.v1.UsageSum
+	63,  // 111: epcached.v1.UsageReply.shared:type_name -> epcached.v1.SharedBlob
+	42,  // 112: epcached.v1.BuildUsage.build:type_name -> epcached.v1.Build
+	79,  // 113: epcached.v1.StatusReply.space:type_name -> epcached.v1.Space
+	82,  // 114: epcached.v1.StatusReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	78,  // 115: epcached.v1.StatusReply.sourceless:type_name -> epcached.v1.Sourceless
+	66,  // 116: epcached.v1.StatusReply.layers:type_name -> epcached.v1.Layer
+	67,  // 117: epcached.v1.StatusReply.remotes:type_name -> epcached.v1.Remote
+	115, // 118: epcached.v1.PushReply.builds:type_name -> epcached.v1.PushReply.Pushed
+	116, // 119: epcached.v1.CheckRemoteReply.findings:type_name -> epcached.v1.CheckRemoteReply.Finding
+	117, // 120: epcached.v1.CollectRemoteReply.kinds:type_name -> epcached.v1.CollectRemoteReply.Kind
+	118, // 121: epcached.v1.Sourceless.why:type_name -> epcached.v1.Sourceless.Why
+	13,  // 122: epcached.v1.Probe.runtime:type_name -> epcached.v1.Runtime
+	82,  // 123: epcached.v1.ProbeReply.runtimes:type_name -> epcached.v1.RuntimeFacts
+	83,  // 124: epcached.v1.RuntimeFacts.eps:type_name -> epcached.v1.EpFacts
+	84,  // 125: epcached.v1.EpFacts.devices:type_name -> epcached.v1.DeviceFacts
+	119, // 126: epcached.v1.DeviceFacts.ep_metadata:type_name -> epcached.v1.DeviceFacts.EpMetadataEntry
+	120, // 127: epcached.v1.DeviceFacts.device_metadata:type_name -> epcached.v1.DeviceFacts.DeviceMetadataEntry
+	13,  // 128: epcached.v1.Report.runtime:type_name -> epcached.v1.Runtime
+	89,  // 129: epcached.v1.Explanation.candidates:type_name -> epcached.v1.Candidate
+	90,  // 130: epcached.v1.Explanation.neighbours:type_name -> epcached.v1.Neighbour
+	92,  // 131: epcached.v1.Explanation.history:type_name -> epcached.v1.Event
+	42,  // 132: epcached.v1.Candidate.build:type_name -> epcached.v1.Build
+	91,  // 133: epcached.v1.Candidate.differences:type_name -> epcached.v1.Difference
+	91,  // 134: epcached.v1.Neighbour.differences:type_name -> epcached.v1.Difference
+	92,  // 135: epcached.v1.EventsReply.events:type_name -> epcached.v1.Event
+	98,  // 136: epcached.v1.DoctorReply.advice:type_name -> epcached.v1.Advice
+	102, // 137: epcached.v1.CheckReply.findings:type_name -> epcached.v1.Finding
+	101, // 138: epcached.v1.CheckReply.space:type_name -> epcached.v1.SpaceLine
+	21,  // 139: epcached.v1.AcquireReply.ProviderOptionsEntry.value:type_name -> epcached.v1.StringMap
+	140, // [140:140] is the sub-list for method output_type
+	140, // [140:140] is the sub-list for method input_type
+	140, // [140:140] is the sub-list for extension type_name
+	140, // [140:140] is the sub-list for extension extendee
+	0,   // [0:140] is the sub-list for field type_name
 }
 
 func init() { file_epcached_proto_init() }
@@ -11191,8 +10783,6 @@ func file_epcached_proto_init() {
 		(*Envelope_CollectReply)(nil),
 		(*Envelope_Usage)(nil),
 		(*Envelope_UsageReply)(nil),
-		(*Envelope_Layout)(nil),
-		(*Envelope_LayoutReply)(nil),
 		(*Envelope_Export)(nil),
 		(*Envelope_ExportReply)(nil),
 		(*Envelope_Import)(nil),
@@ -11214,14 +10804,14 @@ func file_epcached_proto_init() {
 	file_epcached_proto_msgTypes[16].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[27].OneofWrappers = []any{}
 	file_epcached_proto_msgTypes[50].OneofWrappers = []any{}
-	file_epcached_proto_msgTypes[103].OneofWrappers = []any{}
+	file_epcached_proto_msgTypes[99].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_epcached_proto_rawDesc), len(file_epcached_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   123,
+			NumMessages:   119,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

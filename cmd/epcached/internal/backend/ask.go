@@ -57,12 +57,6 @@ func (b *Backend) Ask(ctx context.Context, p unixsock.Peer, message proto.Messag
 		})
 	case *wire.Usage:
 		return c.Queries.Usage(ctx, q, w, progress)
-	case *wire.Layout:
-		l, err := c.Queries.Layout(ctx, q, w.Entries, int(w.Most))
-		if err != nil {
-			return nil, err
-		}
-		return l.Reply(), nil
 	case *wire.Push:
 		return c.Push(ctx, q, w, far)
 	case *wire.RemoteTrust:
