@@ -1,8 +1,12 @@
 package cas
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -208,15 +212,55 @@ func FreeBytes(dir string) (int64, error) {
 // Owner returns the user that a file belongs to.
 func Owner(info os.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }
 
+// CheckPath fails if another user can replace what the absolute path leads to: a user that owns or
+// may write to a directory on the way, or that owns a link. Missing components are ignored.
+func CheckPath(path string) error {
+	above := filepath.Dir(path)
+	if above != path {
+		if err := CheckPath(above); err != nil {
+			return err
+		}
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return Ignore(os.ErrNotExist, err)
+	}
+	if err = CheckOwner(path, info); err != nil || info.Mode().Type() != os.ModeSymlink {
+		return err
+	}
+	if _, err = os.Stat(path); errors.Is(err, unix.ELOOP) {
+		return err
+	}
+	to, err := os.Readlink(path)
+	if err == nil && !filepath.IsAbs(to) {
+		above, err = filepath.EvalSymlinks(above)
+		to = filepath.Join(above, to)
+	}
+	return cmp.Or(err, CheckPath(to))
+}
+
+// CheckOwner fails if a user other than root and the process's own owns the file or may write to
+// it. In a directory with the sticky bit other users may create files, but replace none.
+func CheckOwner(path string, info os.FileInfo) error {
+	switch uid, mode := Owner(info), info.Mode(); {
+	case uid != 0 && uid != uint32(os.Geteuid()):
+		return fmt.Errorf("%s belongs to user %d", path, uid)
+	case mode.Type() != os.ModeSymlink && mode.Perm()&0o022 != 0 &&
+		!(mode.IsDir() && mode&os.ModeSticky != 0): // only its owner can replace a link
+		return fmt.Errorf("%s: other users may write to it (mode %v)", path, mode)
+	}
+	return nil
+}
+
 // FS has the calls to the file system that can change, lose or corrupt data. OS is the real one;
 // tests wrap it to fail, stop or lose unsynced data. Files are real files in both cases, because
 // their descriptors are sent to clients.
 //
 // Paths are absolute or relative to the working directory; errors are those of package os.
 type FS interface {
-	// Mkdir makes a directory of mode 0700, or leaves an existing one.
+	// Mkdir makes a directory of mode 0700, or leaves an existing one. A link is none.
 	Mkdir(path string) error
-	// ReadDir gives the sorted names in a directory.
+	// ReadDir gives the sorted names in a directory. It follows no link at the end of path.
 	ReadDir(path string) ([]string, error)
 	// Create makes a file for reading and writing, mode 0600. It fails if the file exists.
 	Create(path string) (*os.File, error)
@@ -261,7 +305,7 @@ var _ FS = OS{}
 func (OS) Mkdir(path string) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, os.ErrExist) {
-		if info, statErr := os.Stat(path); statErr == nil && info.IsDir() {
+		if info, statErr := os.Lstat(path); statErr == nil && info.IsDir() {
 			return nil
 		}
 	}
@@ -269,15 +313,13 @@ func (OS) Mkdir(path string) error {
 }
 
 func (OS) ReadDir(path string) ([]string, error) {
-	entries, err := os.ReadDir(path)
+	d, err := openSafely(path, unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
-	names := make([]string, len(entries))
-	for i, e := range entries {
-		names[i] = e.Name()
-	}
-	return names, nil
+	names, err := d.Readdirnames(-1)
+	slices.Sort(names)
+	return names, errors.Join(err, d.Close())
 }
 
 func (OS) Create(path string) (*os.File, error) {

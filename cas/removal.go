@@ -110,6 +110,9 @@ const (
 	maxQuarantineBytes = 1 << 30 // of all entries
 )
 
+// asideTime begins the names of quarantined files.
+const asideTime = "20060102T150405.000000000Z"
+
 // SetAside moves a damaged file of the state directory dir to quarantine, with a note of the reason
 // beside it. It removes the oldest entries if there are too many. The caller syncs the directory
 // that the file was in.
@@ -119,7 +122,7 @@ func SetAside(fsys FS, dir, path, why string) error {
 		return err
 	}
 	now := time.Now().UTC()
-	name := now.Format("20060102T150405.000000000Z") + "-" + filepath.Base(path) // sorts by age
+	name := now.Format(asideTime) + "-" + filepath.Base(path) // sorts by age
 	to := filepath.Join(quarantine, name)
 	if err := fsys.Rename(path, to); err != nil {
 		return err
@@ -135,13 +138,15 @@ func trimQuarantine(fsys FS, quarantine string) error {
 	}
 	things, bytes := 0, int64(0)
 	for i := len(names) - 1; i >= 0; i-- { // newest first
-		if strings.HasSuffix(names[i], ".txt") {
-			continue
+		moved, _, _ := strings.Cut(names[i], "-")
+		if _, err := time.Parse(asideTime, moved); err != nil ||
+			strings.HasSuffix(names[i], ".txt") {
+			continue // a note, or a foreign file
 		}
 		path := filepath.Join(quarantine, names[i])
 		info, err := os.Lstat(path)
-		if err != nil {
-			continue // the quarantine was emptied in the meantime
+		if err != nil || info.IsDir() {
+			continue // the quarantine was emptied in the meantime; directories are never removed
 		}
 		things++
 		bytes += info.Size()

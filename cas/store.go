@@ -148,13 +148,22 @@ func makeDirs(fsys FS, paths ...string) error {
 	return nil
 }
 
-// RemoveLeftovers removes the files that a crash has left in an incoming directory.
+// RemoveLeftovers removes the files that a crash has left in an incoming directory. It leaves
+// directories, because no store makes one there.
 func RemoveLeftovers(fsys FS, incoming string) error {
 	names, err := fsys.ReadDir(incoming)
 	for _, name := range names {
-		err = errors.Join(err, fsys.Remove(filepath.Join(incoming, name)))
+		err = errors.Join(err, removeFile(fsys, filepath.Join(incoming, name)))
 	}
 	return err
+}
+
+// removeFile removes a file, or a link, that may be missing. It leaves a directory.
+func removeFile(fsys FS, path string) error {
+	if info, err := os.Lstat(path); err == nil && info.IsDir() {
+		return nil
+	}
+	return Ignore(fs.ErrNotExist, fsys.Remove(path))
 }
 
 func (s *Store) directory(d Digest) string { return s.shards.Path(d[0]) }

@@ -87,7 +87,7 @@ func (s *Store) dropStale(d Digest) error {
 func (s *Store) removeStale() error {
 	return s.each(context.Background(), func(path string, d Digest, _ os.FileInfo, ok bool) error {
 		if !ok {
-			return os.RemoveAll(path)
+			return removeFile(s.fs, path)
 		}
 		f, err := s.openFile(d)
 		if err != nil {

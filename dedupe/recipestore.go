@@ -59,7 +59,7 @@ type Packed struct {
 type Problem struct {
 	Path  string // below the state directory
 	Newer bool   // written by a newer epcached
-	// Foreign: not a recipe's path, so the file is ignored.
+	// Foreign: not a recipe's path, so the file is neither read nor moved.
 	Foreign bool
 	// Unread: an error of the system prevented reading it. HasOrRead retries.
 	Unread bool
@@ -128,7 +128,11 @@ func (s *RecipeStore) open() error {
 	return nil
 }
 
+// openDir reads a directory of recipes. It fails with ENOTDIR for a link or another foreign name.
 func (s *RecipeStore) openDir(dir string) error {
+	if cas.ParseHex("directory", dir, make([]byte, 1)) != nil {
+		return syscall.ENOTDIR
+	}
 	names, err := s.fs.ReadDir(filepath.Join(s.recipes, dir))
 	if err != nil {
 		return err
@@ -137,14 +141,15 @@ func (s *RecipeStore) openDir(dir string) error {
 	for _, name := range names {
 		path := filepath.Join(dir, name)
 		d, err := digestOf(path)
-		if err == nil {
+		foreign := err != nil
+		if !foreign {
 			err = s.loadRecipe(d)
 		}
 		if err == nil {
 			continue
 		}
-		p := Problem{Path: filepath.Join(recipesName, path), Newer: errors.Is(err, ErrNewer),
-			Detail: err.Error()}
+		p := Problem{Foreign: foreign, Path: filepath.Join(recipesName, path),
+			Newer: errors.Is(err, ErrNewer), Detail: err.Error()}
 		// An error of the system, such as a lack of memory or a temporary failure of the disk, does
 		// not mean that the recipe is damaged.
 		noGood := cas.IsUnsound(err) && !errors.Is(err, syscall.EIO)
@@ -152,7 +157,7 @@ func (s *RecipeStore) openDir(dir string) error {
 		s.problems = append(s.problems, p)
 		if p.Newer || p.Unread {
 			s.unread[d] = p
-		} else {
+		} else if !foreign {
 			if err := cas.SetAside(s.fs, s.dir, filepath.Join(s.recipes, path),
 				err.Error()); err != nil {
 				return err

@@ -40,50 +40,56 @@ reserve      empty space, used to remove models when the disk is full
 index.db     a database of the manifests, which is rebuilt if it is missing
 `
 
-// checkOwnership fails for root if another user owns the state directory or an entry of it, or may
-// write there, because root would write through links that this user creates. Sockets, and links
-// that have no name of the store's files, are exempt, because the store opens none of them, and a
-// killed daemon leaves its own.
+// checkOwnership fails for root if another user owns the state directory or an entry of it, may
+// write there, or can replace a directory above it, because root would write through links that
+// this user creates. For every user it fails if an entry that the store uses is a link. Sockets and
+// other links are exempt, because the store opens none of them, and a killed daemon leaves its own.
 func checkOwnership(dir string) error {
-	info, err := os.Stat(dir)
-	if os.Geteuid() != 0 || errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	var entries []fs.DirEntry
-	if err == nil {
-		err = checkFileOwnership(dir, info)
-	}
-	if err == nil {
-		entries, err = os.ReadDir(dir) // no other user can change these from here on
-	}
-	for _, e := range entries {
-		if e.Type() == fs.ModeSocket ||
-			e.Type() == fs.ModeSymlink && !ownName.MatchString(e.Name()) {
-			continue
-		}
-		if info, err = e.Info(); err == nil {
-			err = checkFileOwnership(filepath.Join(dir, e.Name()), info)
-		}
-		if err != nil {
+	root := os.Geteuid() == 0
+	if info, err := os.Stat(dir); err == nil && root {
+		if err := checkFileOwnership(dir, info); err != nil {
 			return err
 		}
 	}
-	return err
+	// the root of a user namespace has a "/" of another user, and protects no files of others
+	if info, err := os.Stat("/"); err == nil && root && cas.Owner(info) == 0 {
+		if err := cas.CheckPath(dir); err != nil {
+			return apierr.New(apierr.NotAllowed, err, "another user can replace %s", dir).
+				WithHint("name a directory that only root can replace: --state")
+		}
+	}
+	for _, below := range []string{"", "objects", "manifests", "recipes", "views", "unpacked",
+		"unpacked/objects"} {
+		// no other user can change these from here on
+		entries, _ := os.ReadDir(filepath.Join(dir, below)) // none, if it fails
+		for _, e := range entries {
+			link := e.Type() == fs.ModeSymlink && ownName.MatchString(e.Name())
+			info, err := e.Info()
+			if err == nil && (link || root && e.Type()&(fs.ModeSymlink|fs.ModeSocket) == 0) {
+				err = checkFileOwnership(filepath.Join(dir, below, e.Name()), info)
+			}
+			if err = cas.Ignore(fs.ErrNotExist, err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
-// ownName matches the names of files and directories that the daemon opens in a state directory.
+// ownName matches the names that the daemon opens in a state directory, and enters below it.
 var ownName = regexp.MustCompile(`^(README|CACHEDIR\.TAG|lock|reserve|recipes|objects|unpacked|` +
-	`views|staging|quarantine|manifests|(journal|index\.db)(\..*)?|epcached\.log(\.1)?|` +
-	`.*\.(lock|start))$`)
+	`views|staging|quarantine|manifests|(journal|index\.db|epcached\.log).*|.*\.(lock|start)|` +
+	`[0-9a-f]{2}|incoming|shared|unkept|uid-.*)$`)
 
 func checkFileOwnership(path string, info fs.FileInfo) error {
 	e := apierr.New(apierr.NotAllowed, nil, "%s ", path).
 		WithHint("run the daemon as the owner of its state directory, or name another one: --state")
 	switch owner := cas.Owner(info); {
+	case info.Mode().Type() == fs.ModeSymlink:
+		e.Text += "is a symbolic link, which the store does not follow"
+		e.Hint = "remove the link, or name another state directory: --state"
 	case owner != 0:
 		e.Text += fmt.Sprintf("belongs to uid %d, and root writes only to its own files", owner)
-	case info.Mode()&fs.ModeSymlink != 0:
-		e.Text += "is a symbolic link, which root does not follow"
 	case info.Mode().Perm()&0o022 != 0:
 		e.Text += fmt.Sprintf("may be written by other users (mode %04o)", info.Mode().Perm())
 		e.Hint = "chmod go-w " + path + ", if no other user has written there"
@@ -115,12 +121,18 @@ func checkForeignFiles(dir string) (err error) {
 	return err
 }
 
-// makeLayout makes the directories and notes that every state directory has.
-func makeLayout(dir string) error {
+// MakeDirectory makes the state directory dir, or checks an existing one: that no other user can
+// change it, that it has no other files, and that no link leads out of it.
+func MakeDirectory(dir string) error {
 	if err := cmp.Or(checkOwnership(dir), checkForeignFiles(dir)); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o711); err != nil {
+	return os.MkdirAll(dir, 0o711)
+}
+
+// makeLayout makes the directories and notes that every state directory has.
+func makeLayout(dir string) error {
+	if err := MakeDirectory(dir); err != nil {
 		return err
 	}
 	for name, text := range map[string]string{

@@ -69,7 +69,10 @@ func (s Source) read() (builds []index.Build, refused []string, err error) {
 		trust, err = s.keys()
 	}
 	if err == nil && (trust == nil || !inImage(s.Path)) {
-		err = checkOwners(s.Path)
+		if err = checkOwners(s.Path); err != nil {
+			err = fmt.Errorf("%w; trust key files instead, or make the image with files of root",
+				err)
+		}
 	}
 	if err != nil {
 		return nil, nil, err
@@ -244,46 +247,24 @@ func inImage(path string) bool {
 // checkOwners refuses a layer that a user other than root and the daemon's own could change or
 // replace, because its files run as code in every application.
 func checkOwners(dir string) error {
+	if err := cas.CheckPath(dir); err != nil {
+		return err
+	}
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return err
-	}
-	for above := filepath.Dir(real); ; above = filepath.Dir(above) {
-		info, err := os.Lstat(above)
-		if err == nil {
-			err = ownedWell(above, info)
-		}
-		if err != nil || above == filepath.Dir(above) {
-			if err != nil {
-				return err
-			}
-			break
-		}
 	}
 	return filepath.WalkDir(real, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		info, err := e.Info()
-		if err != nil {
-			return err
+		if err == nil && !info.IsDir() && !info.Mode().IsRegular() {
+			err = fmt.Errorf("%s: neither a directory nor a regular file", path)
 		}
-		if !info.IsDir() && !info.Mode().IsRegular() {
-			return fmt.Errorf("%s: neither a directory nor a regular file", path)
+		if err == nil {
+			err = cas.CheckOwner(path, info)
 		}
-		return ownedWell(path, info)
+		return err
 	})
-}
-
-func ownedWell(path string, info fs.FileInfo) error {
-	owner, mode := cas.Owner(info), info.Mode()
-	switch {
-	case !slices.Contains([]uint32{0, uint32(os.Geteuid())}, owner):
-		return fmt.Errorf(
-			"%s belongs to user %d, not to root: trust key files instead, or make the image "+
-				"with files of root", path, owner)
-	case mode.Perm()&0o022 != 0 && !(info.IsDir() && mode&fs.ModeSticky != 0):
-		return fmt.Errorf("%s: other users may write to it (mode %v)", path, mode)
-	}
-	return nil
 }

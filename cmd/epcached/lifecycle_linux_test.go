@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -160,6 +161,126 @@ func TestRootRefusesAStateDirectoryThatAnotherUserCouldChange(t *testing.T) {
 			require.NoFileExists(t, filepath.Join(state, "README"), "nothing was written")
 		})
 	}
+}
+
+// A user who owns a directory above, or a link to it, can put another directory in place of root's
+// while the daemon runs.
+func TestRootRefusesAStateDirectoryBelowAnotherUsers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root has files of another user")
+	}
+	const other = 65534
+	for name, prepare := range map[string]func(t *testing.T, dir, theirs string) (state string){
+		"directory": func(_ *testing.T, _, theirs string) string { return theirs + "/a/state" },
+		"link": func(t *testing.T, dir, theirs string) string {
+			require.NoError(t, os.Symlink(dir, filepath.Join(theirs, "link")))
+			return theirs + "/link/state"
+		},
+		"link to a link": func(t *testing.T, dir, theirs string) string {
+			require.NoError(t, os.Symlink(dir, filepath.Join(theirs, "link")))
+			require.NoError(t, os.Symlink(theirs+"/link", filepath.Join(dir, "way")))
+			return filepath.Join(dir, "way", "state")
+		},
+		"writable": func(t *testing.T, _, theirs string) string {
+			require.NoError(t, os.Chown(theirs, 0, 0))
+			require.NoError(t, os.Chmod(theirs, 0o777))
+			return theirs + "/state"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := shortDir(t)
+			theirs := filepath.Join(dir, "theirs")
+			require.NoError(t, os.Mkdir(theirs, 0o755))
+			require.NoError(t, os.Chown(theirs, other, other))
+			state := prepare(t, dir, theirs)
+			status, _, errs := runToEnd(t, nil, "--state", state, "--socket",
+				filepath.Join(dir, "s"))
+			require.Equal(t, exitFailure, status)
+			require.Contains(t, errs, "another user can replace "+state+": "+theirs)
+			require.Contains(t, errs, "\nepcached: hint: ")
+			require.NoDirExists(t, state)
+		})
+	}
+}
+
+// A store that was restored, or that another user could once write to, may have links. The daemon
+// never enters one: it starts and leaves it alone, or names it and does not start.
+func TestNoLinkBelowTheStateDirectoryIsFollowed(t *testing.T) {
+	t.Parallel()
+	sites := map[string]func(testing.TB, ...string) *site{"this user": newSite}
+	if os.Geteuid() == 0 {
+		sites["another user"] = ofAnotherUser
+	}
+	id, blob := strings.Repeat("ab", 12), strings.Repeat("ab", 32)
+	for user, make := range sites {
+		for link, starts := range map[string]bool{
+			"views/NAME": true, "views/shared/" + id: true, "recipes/NAME": true,
+			"manifests/NAME": true, "objects/NAME": true, "quarantine/NAME": true,
+			"staging/NAME": true, "NAME": true, "staging/x": true, "s": true,
+			"recipes/ab": false, "manifests/ab": false, "objects/ab": false,
+			"manifests/incoming": false, "objects/incoming": false, "recipes/incoming": false,
+			"views/shared": false, "views/uid-7": false, "unpacked": false,
+			"unpacked/objects": false, "unpacked/objects/ab": false,
+			"staging": false, "quarantine": false, "views": false, "objects": false,
+			"manifests": false, "recipes": false,
+		} {
+			t.Run(user+", "+link, func(t *testing.T) {
+				t.Parallel()
+				s := make(t)
+				victim := filepath.Join(filepath.Dir(s.state), "victim")
+				path := filepath.Join(s.state, link)
+				for _, name := range []string{blob, id + "/" + id + "/x", "ab/" + blob, "x/y"} {
+					file := filepath.Join(victim, name)
+					require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+					require.NoError(t, os.WriteFile(file, []byte("precious"), 0o644))
+				}
+				for i := range 70 {
+					file := filepath.Join(victim, fmt.Sprint(i))
+					require.NoError(t, os.WriteFile(file, nil, 0o644))
+				}
+				require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o711))
+				require.NoError(t, os.MkdirAll(filepath.Join(s.state, "manifests"), 0o700))
+				if filepath.Base(link) == "manifests" {
+					require.NoError(t, os.Remove(path))
+				}
+				require.NoError(t, os.Symlink(victim, path))
+				if user != "this user" {
+					out, err := exec.Command("chown", "-hR", otherUID, victim,
+						s.state).CombinedOutput()
+					require.NoError(t, err, "%s", out)
+				}
+				before := treeOf(t, victim)
+				d := s.launch(t)
+				if c, err := d.tryDial(); err == nil {
+					_, err = unixsock.Ask[wire.CheckReply](limited(t), c, &wire.Check{}, nil)
+					require.NoError(t, err)
+					require.True(t, starts)
+					d.stop()
+				} else {
+					d.wait()
+					require.False(t, starts, "%s", d.log)
+					require.Contains(t, d.log.String(), path+" is a symbolic link")
+				}
+				require.Equal(t, before, treeOf(t, victim))
+				if !strings.HasPrefix(link, "staging/") { // where the store empties all
+					_, err := os.Lstat(path)
+					require.NoError(t, err)
+				}
+			})
+		}
+	}
+}
+
+// treeOf lists all below a directory, with modes and times of change.
+func treeOf(t *testing.T, dir string) (all []string) {
+	require.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		info, err := e.Info()
+		require.NoError(t, err)
+		all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
+		return nil
+	}))
+	return all
 }
 
 // A lock of another user on the store's lock file would keep the daemon from starting.

@@ -148,7 +148,7 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(s.State, 0o711); err != nil {
+	if err := store.MakeDirectory(s.State); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	user, err := workerUser(s, worker)

@@ -7,9 +7,12 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/flock"
@@ -161,7 +164,9 @@ func (vs *Store) Sweep() {
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			vs.o.Log.Warn("cannot remove a view", "path", d.path, "error", err)
-			continue
+			if !errors.Is(err, unix.ENOTDIR) {
+				continue // the next sweep retries
+			}
 		}
 		vs.mu.Lock()
 		if vs.dropped[name] == d { // otherwise it was dropped again
@@ -176,7 +181,7 @@ func (vs *Store) Sweep() {
 // Leased reports whether a process holds a lease on the view. A view without its directory has no
 // files to protect: unpacked copies may vanish at any time.
 func Leased(path string) (bool, error) {
-	f, err := os.Open(path)
+	f, err := openDir(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -193,9 +198,9 @@ func (vs *Store) remove(dir string, files []file) error {
 	if err := MakeTreeRemovable(dir); err != nil {
 		return err
 	}
-	inner, err := filepath.Glob(filepath.Join(dir, "*"))
+	inner, err := os.ReadDir(dir)
 	if err == nil && len(inner) == 1 && len(files) > 0 {
-		if f, err := os.Open(inner[0]); err == nil {
+		if f, err := openDir(filepath.Join(dir, inner[0].Name())); err == nil {
 			for _, file := range files {
 				vs.unlink(f, file)
 			}
@@ -239,11 +244,23 @@ func (vs *Store) DropUnknown(ctx context.Context) error {
 	defer vs.mu.Unlock()
 	for _, p := range found {
 		name := path.Join(filepath.Base(filepath.Dir(p)), filepath.Base(p))
-		if !known[name] && !vs.createdNames[name] && vs.dropped[name] == nil {
+		if !isView(p, name) {
+			vs.o.Log.Warn("a file among the views is not the store's, and stays", "path", p)
+		} else if !known[name] && !vs.createdNames[name] && vs.dropped[name] == nil {
 			vs.dropped[name] = &dropped{path: p}
 		}
 	}
 	return nil
+}
+
+// viewName matches "<scope>/<view>".
+var viewName = regexp.MustCompile(`^(shared|` + Unkept + `|uid-[0-9]+)/[0-9a-f]{16,64}$`)
+
+// isView reports whether a path is that of a view, with no link on its last two steps.
+func isView(path, name string) bool {
+	scope, err := os.Lstat(filepath.Dir(path))
+	info, err2 := os.Lstat(path)
+	return err == nil && err2 == nil && scope.IsDir() && info.IsDir() && viewName.MatchString(name)
 }
 
 // Close closes the daemon's descriptors of views. The files stay, and so do leases on them.

@@ -154,10 +154,11 @@ func fileOf(fd int) (inode, bool) {
 }
 
 // openDir opens a directory for reading, without Go's poller, because directories do not support
-// it.
+// it. It follows no link at the end of the path.
 func openDir(path string) (*os.File, error) {
 	for {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC,
+			0)
 		if err == unix.EINTR {
 			continue
 		}

@@ -229,7 +229,7 @@ func (vs *Store) NotePathGiven(v *View) {
 
 // open opens the directory of the files, through which their stamps are read from then on.
 func (v *View) open() (err error) {
-	if v.inner, err = os.Open(filepath.Join(v.path, v.id)); err != nil {
+	if v.inner, err = openDir(filepath.Join(v.path, v.id)); err != nil {
 		return err
 	}
 	if v.at, err = cas.StampOf(v.inner); err != nil {

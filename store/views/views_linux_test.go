@@ -119,7 +119,7 @@ func TestPathOfAViewIsValidForAWhile(t *testing.T) {
 func TestViewsOfEarlierRuns(t *testing.T) {
 	s := open(t)
 	v := s.get()
-	stranger := filepath.Join(s.dir, "views", "shared", "nobody-knows-it")
+	stranger := filepath.Join(s.dir, "views", "shared", NewID())
 	require.NoError(t, os.Mkdir(stranger, 0o700))
 	s.start()
 	require.Nil(t, s.CurrentView(s.build.ID))
@@ -128,6 +128,42 @@ func TestViewsOfEarlierRuns(t *testing.T) {
 	s.Sweep()
 	require.NoDirExists(t, stranger)
 	require.Equal(t, v.ID(), s.get().ID(), "a sound one is used again")
+}
+
+// A file without the name of a view, or a link, is not the store's.
+func TestForeignFilesAmongTheViewsStay(t *testing.T) {
+	s := open(t)
+	v := s.get()
+	elsewhere, views := filepath.Join(s.dir, "elsewhere"), filepath.Join(s.dir, "views")
+	precious := filepath.Join(elsewhere, NewID(), NewID(), "model.onnx")
+	mine := filepath.Join(views, "mine", NewID(), "notes.txt")
+	note := filepath.Join(views, "shared", "notes", "notes.txt")
+	for _, path := range []string{precious, mine, note} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte("precious"), 0o644))
+	}
+	links := []string{filepath.Join(views, "link"), filepath.Join(views, "uid-7"),
+		filepath.Join(views, "shared", NewID())}
+	for _, link := range links {
+		require.NoError(t, os.Symlink(elsewhere, link))
+	}
+	// and the view of a build becomes one
+	require.NoError(t, os.Rename(v.Path(), filepath.Join(elsewhere, "view")))
+	require.NoError(t, os.Symlink(filepath.Join(elsewhere, "view"), v.Path()))
+	s.start()
+	require.NoError(t, s.DropUnknown(context.Background()))
+	s.Drop(s.build.ID, v, 0)
+	s.Sweep()
+	require.Empty(t, s.dropped, "it is reported once")
+	for _, path := range []string{precious, mine, note,
+		filepath.Join(elsewhere, "view", v.GraphPath())} {
+		require.FileExists(t, path)
+	}
+	for _, link := range append(links, v.Path()) {
+		_, err := os.Lstat(link)
+		require.NoError(t, err)
+	}
+	require.NotEqual(t, v.Path(), s.get().Path())
 }
 
 // Two callers may find the view of an earlier run at the same time, and each opens it.

@@ -11,6 +11,9 @@ import (
 // maxLog bounds the log of a daemon that a client started; the one before it is kept beside it.
 const maxLog = 1 << 20
 
+// appending opens a log. It neither follows a link nor waits for the reader of a FIFO.
+const appending = os.O_WRONLY | os.O_CREATE | os.O_APPEND | unix.O_NOFOLLOW | unix.O_NONBLOCK
+
 // Path returns the path of the log of a daemon that a client started.
 func Path(state string) string { return filepath.Join(state, "epcached.log") }
 
@@ -22,7 +25,7 @@ func Open(state string) (*os.File, error) {
 			return nil, err
 		}
 	}
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	return os.OpenFile(path, appending, 0o600)
 }
 
 // File writes to standard error, which is the log, and begins a new file there when it is full, so
@@ -50,7 +53,7 @@ func (l *File) Write(p []byte) (int, error) {
 
 // Begin switches to the file that has the name now, and creates it if there is none.
 func (l *File) Begin() error {
-	fresh, err := os.OpenFile(l.Path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	fresh, err := os.OpenFile(l.Path, appending, 0o600)
 	if err != nil {
 		return err
 	}
