@@ -93,6 +93,17 @@ func TestDifferentOutputIsRefusedToTheRequester(t *testing.T) {
 	require.Zero(t, a.Build.VerifiedOutput)
 }
 
+func TestNoToleranceIsProposedForOutputsOfOtherSizes(t *testing.T) {
+	for sizes, hint := range map[bool]string{true: "no tolerance accepts", false: "larger"} {
+		b := newBench(t)
+		b.compiler.Comparison = func(compilers.VerifyJob) compilers.VerifyResult {
+			return compilers.VerifyResult{Outcome: compilers.Failed, Text: "so", Outputs: 1,
+				Sizes: sizes}
+		}
+		require.Contains(t, b.refused(b.verifying(0.01)).Hint, hint)
+	}
+}
+
 func TestVerificationReportsTheDifference(t *testing.T) {
 	for outputs, fact := range map[int]string{0: "0", 2: "2"} { // 0: it did not run
 		b := newBench(t)

@@ -168,6 +168,7 @@ type VerifyResult struct {
 	// run on zeros, or a limit was reached.
 	Outcome    string
 	Text       string  // the first value that differs, or why nothing could be compared
+	Sizes      bool    // outputs differ in size or type, so that no tolerance accepts them
 	Outputs    int     // number of compared outputs
 	CPUSeconds float64 // of all processors, of the worker
 }
@@ -207,6 +208,7 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 		result.Outcome, result.Text = NotCheckable, c.Without
 	case c.Difference != "":
 		result.Outcome, result.Text, result.Outputs = Failed, c.Difference, c.Outputs
+		result.Sizes = c.Sizes
 	default:
 		result.Outputs = c.Outputs
 	}

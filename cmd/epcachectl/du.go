@@ -202,7 +202,10 @@ func (m *duModel) rows() [][]string {
 		term.TextOrDash(m.name) + " " + term.Short(m.digest)}}
 	for i, one := range m.builds {
 		b, branch := one.GetBuild(), "├─ "
-		if i == len(m.builds)-1 {
+		if len(m.builds) == 1 { // one line for both, because the numbers are equal
+			branch = rows[0][3] + ", build "
+			rows = nil
+		} else if i == len(m.builds)-1 {
 			branch = "└─ "
 		}
 		what := branch + term.Short(b.GetBuild()) + " " + term.TextOrDash(b.GetEp()) +

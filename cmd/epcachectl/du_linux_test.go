@@ -20,7 +20,7 @@ func TestDu(t *testing.T) {
 		`(?m)^4.0 KiB +4.0 KiB +8.0 KiB +├─ a1 StandInExecutionProvider, batch=1$`,
 		`(?m)^8.0 KiB +4.0 KiB +8.0 KiB +└─ a2 StandInExecutionProvider, batch=2, packed$`,
 		// of the same name, and another model; on the second page
-		`(?m)^0 B +4.0 KiB +8.0 KiB +tiny.onnx bbbb$`,
+		`(?m)^0 B +4.0 KiB +8.0 KiB +tiny.onnx bbbb, build b1 StandInExecutionProvider, batch=1$`,
 		`(?m)^uid:1 +4.0 KiB +8.0 KiB +24.0 KiB +3 builds +1.0 MiB$`,
 		`(?m)^8.0 KiB on disk, .*, 3 builds$`,
 		`(?m)^packing would free about 3.0 MiB of it; for details: epcachectl pack --all -n$`,

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/epcached/epcached/cmd/epcachectl/internal/acquire"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/cli"
@@ -173,7 +174,7 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 		}
 	}
 	for _, c := range e.GetCandidates() {
-		printCandidate(p, c, all)
+		printCandidate(p, c, e.GetReason(), all)
 	}
 	for i, n := range e.GetNeighbours() {
 		if i == 0 {
@@ -199,14 +200,21 @@ func printExplanation(p *term.Printer, arg string, e *wire.Explanation, all bool
 	return nil
 }
 
-func printCandidate(p *term.Printer, c *wire.Candidate, all bool) {
+// printCandidate prints a build. A reason that was printed already, said, is not repeated.
+func printCandidate(p *term.Printer, c *wire.Candidate, said string, all bool) {
 	b := c.GetBuild()
 	verb := "not served"
 	if c.GetServed() {
 		verb = "served"
 	}
-	p.Line("\nbuild %s is %s: %s", term.Printable(term.Short(b.GetBuild())), verb,
-		term.TextOrDash(c.GetReason()))
+	if reason := cmp.Or(c.GetReason(), "-"); reason != said {
+		verb += term.WithPrefix(": ", reason)
+	}
+	p.Line("\nbuild %s is %s", term.Printable(term.Short(b.GetBuild())), verb)
+	if text := b.GetCompatibilityReason(); text == said || text == c.GetReason() {
+		b = proto.CloneOf(b)
+		b.CompatibilityReason = ""
+	}
 	if all {
 		printBuild(p, b, "")
 	} else {

@@ -52,6 +52,19 @@ func explaining(e *wire.Explanation) func(*wire.Acquire) (unixsock.Answer, error
 	}
 }
 
+func TestWhySaysAReasonOnce(t *testing.T) {
+	const reason = "compiled by these or equal libraries"
+	e := explained("hit")
+	e.Reason, e.Candidates[0].Reason, e.Candidates[0].Served = reason, reason, true
+	e.Candidates[0].Build.CompatibilityReason = reason
+	b := newStandIn(t)
+	b.acquire = explaining(e)
+	b.serve()
+	out := call(t, "why", tinyModel(t, "tiny.onnx"), ep).out
+	require.Equal(t, 1, strings.Count(out, reason), out)
+	require.Contains(t, out, "\nbuild cdcdcdcdcdcd is served\n")
+}
+
 func TestWhyModel(t *testing.T) {
 	b := newStandIn(t)
 	b.acquire = explaining(explained("stale"))

@@ -125,7 +125,8 @@ func (j *job) compareOutputs() error {
 		return nil
 	}
 	difference, err := ort.Compare(got, want, j.req.Most)
-	j.result.Compared = &workerproto.Compared{Difference: difference, Outputs: len(want)}
+	j.result.Compared = &workerproto.Compared{Difference: difference, Outputs: len(want),
+		Sizes: !slices.EqualFunc(got, want, ort.Tensor.IsLike)}
 	if err != nil {
 		j.result.Compared.Without = err.Error()
 	}

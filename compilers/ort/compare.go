@@ -25,9 +25,14 @@ func Compare(got, want []Tensor, most float64) (string, error) {
 	return "", nil
 }
 
+// IsLike reports whether the tensors have the same type and size, so that values can be compared.
+func (t Tensor) IsLike(other Tensor) bool {
+	return t.Type == other.Type && slices.Equal(t.Shape, other.Shape) &&
+		len(t.Data) == len(other.Data)
+}
+
 func compareTensor(got, want Tensor, most float64) (string, error) {
-	if got.Type != want.Type || !slices.Equal(got.Shape, want.Shape) ||
-		len(got.Data) != len(want.Data) {
+	if !got.IsLike(want) {
 		return fmt.Sprintf("output %q: element type %d, shape %v; in the source model %d, %v",
 			want.Name, got.Type, got.Shape, want.Type, want.Shape), nil
 	}

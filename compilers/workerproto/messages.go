@@ -201,6 +201,7 @@ type Result struct {
 // Compared is the result of a comparison.
 type Compared struct {
 	Difference string // the first difference; empty if there is none
+	Sizes      bool   // the difference is in sizes or types, so that no tolerance accepts it
 	Without    string // why the outputs could not be compared; empty if they were
 	Outputs    int    // number of compared outputs
 }

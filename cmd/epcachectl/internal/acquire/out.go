@@ -44,8 +44,12 @@ func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 	slices.SortStableFunc(plan, func(a, b outputCopy) int {
 		return map[bool]int{true: 1}[a.graph] - map[bool]int{true: 1}[b.graph]
 	})
-	if err := g.removeReplaced(plan); err != nil {
-		return err
+	for _, c := range plan {
+		if c.graph && !c.same && !g.DryRun { // replaced graphs, because their files change first
+			if err := cas.Ignore(fs.ErrNotExist, os.Remove(c.to)); err != nil {
+				return exit.WithOperation("replace", c.to, err)
+			}
+		}
 	}
 	for i, c := range plan {
 		if !g.DryRun && c.graph && (i == 0 || !plan[i-1].graph) {
@@ -71,34 +75,14 @@ func (g *Get) copyOut(ctx context.Context, results []modelResult) error {
 	return nil
 }
 
-// removeReplaced removes the graphs that the plan replaces, because their files change before them.
-func (g *Get) removeReplaced(plan []outputCopy) error {
-	for _, c := range plan {
-		if !c.graph || c.same || g.DryRun {
-			continue
-		}
-		if err := os.Remove(c.to); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return exit.WithOperation("replace", c.to, err)
-		}
-	}
-	return nil
-}
-
 // syncDirs makes the names of written files durable.
 func syncDirs(written []outputCopy) error {
 	var dirs []string
 	for _, c := range written {
-		if !c.same {
-			dirs = append(dirs, filepath.Dir(c.to))
-		}
+		dirs = append(dirs, filepath.Dir(c.to))
 	}
 	slices.Sort(dirs)
-	for _, dir := range slices.Compact(dirs) {
-		if err := (cas.OS{}).SyncDir(dir); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(cas.SyncDirs(cas.OS{}, slices.Compact(dirs))...)
 }
 
 func (g *Get) planOut(ctx context.Context, r *modelResult) ([]outputCopy, error) {

@@ -204,11 +204,16 @@ func JobError(job *wire.Job) error {
 	return fmt.Errorf("job %s is %s", term.Printable(job.GetId()), term.TextOrDash(job.GetState()))
 }
 
-// JobResultLine describes the result of a job, and how long it took.
+// JobResultLine describes the result of a job, how long it took, and how long it was queued.
 func JobResultLine(job *wire.Job) string {
-	return fmt.Sprintf("%s build %s in %s", term.TextOrDash(job.GetEp()),
+	queued := min(max(job.GetStartedMs()-job.GetQueuedMs(), 0), job.GetElapsedMs())
+	text := fmt.Sprintf("%s build %s in %s", term.TextOrDash(job.GetEp()),
 		term.TextOrDash(term.Short(job.GetBuild())),
-		term.Seconds(term.Milliseconds(job.GetElapsedMs()).Seconds()))
+		term.Seconds(term.Milliseconds(job.GetElapsedMs()-queued).Seconds()))
+	if queued >= 1000 {
+		text += " (queued for " + term.Seconds(term.Milliseconds(queued).Seconds()) + ")"
+	}
+	return text
 }
 
 func closeViews(results []modelResult) {
