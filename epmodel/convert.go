@@ -41,7 +41,7 @@ func (e *FormError) Error() string {
 // bytes in the graph file.
 type DetachedContext struct {
 	Name  string
-	Bytes *io.SectionReader
+	Bytes *Splice
 }
 
 // Embed plans a graph with the contexts of m's artefact inside: each context in a file beside the
@@ -153,7 +153,9 @@ func (d *detachment) add(c Context) string {
 		name = fmt.Sprintf("%s_%d.bin", stem, i)
 	}
 	d.usedNames[name] = true
-	d.list = append(d.list, DetachedContext{name, c.Open(d.graph)})
+	bytes := new(Splice)
+	bytes.add(c.Open(d.graph))
+	d.list = append(d.list, DetachedContext{name, bytes})
 	return name
 }
 

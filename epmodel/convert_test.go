@@ -45,7 +45,7 @@ func detach(b msg, output string) ([]byte, map[string]string, error) {
 	}
 	files := map[string]string{}
 	for _, c := range contexts {
-		content, err := io.ReadAll(c.Bytes)
+		content, err := written(c.Bytes)
 		if err != nil {
 			return nil, nil, err
 		}

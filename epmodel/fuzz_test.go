@@ -124,3 +124,31 @@ func FuzzBinaryReferences(f *testing.F) {
 		}
 	})
 }
+
+func FuzzInterface(f *testing.F) {
+	all := append(seeds(f), described(9, msg{}.sub(1, reads("Add", "x", "k")).
+		sub(5, inGraph("k", "abcd")).sub(11, input("x", 2)).sub(11, input("k", 1)).
+		sub(12, input("y", 2))))
+	for _, s := range all {
+		f.Add(s, s)
+		f.Add(s, []byte(model(msg{}.sub(11, input("x", 2)).sub(12, input("y", 2)))))
+	}
+	f.Fuzz(func(t *testing.T, source, compiled []byte) {
+		ctx := context.Background()
+		m := readFuzzed(t, compiled)
+		i, err := epmodel.ReadInterface(ctx, "m.onnx", bytes.NewReader(source))
+		if m == nil || err != nil {
+			return
+		}
+		s, _, err := i.Restore(ctx, m, bytes.NewReader(compiled))
+		if s == nil || err != nil {
+			return
+		}
+		b, err := written(s)
+		require.NoError(t, err)
+		require.Subset(t, readFuzzed(t, b).Metadata, m.Metadata)
+		again, _, err := i.Restore(ctx, mustRead(t, b), bytes.NewReader(b))
+		require.NoError(t, err)
+		require.Nil(t, again)
+	})
+}

@@ -22,6 +22,7 @@ func (w *walker) graph(f field, name, path string) {
 			w.tensor(g, "initializer", Initializer{Graph: path})
 		case g.num == 11 && main:
 			w.m.Inputs = w.value(g, "input", w.m.Inputs)
+			w.m.inputsAt = append(w.m.inputsAt, Range{g.at, g.end() - g.at})
 		case g.num == 12 && main:
 			w.m.Outputs = w.value(g, "output", w.m.Outputs)
 		case g.num == 15:
@@ -40,7 +41,7 @@ func (w *walker) value(f field, name string, to []Value) []Value {
 			w.submessage(g, "type", func(h field) { w.valueType(h, &v) })
 		}
 	})
-	w.chargeMemory(f.at, 96)
+	w.chargeMemory(f.at, 112)
 	return append(to, v)
 }
 

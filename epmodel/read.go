@@ -23,6 +23,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"unicode"
 	"unicode/utf8"
@@ -56,7 +57,8 @@ func Tensors(ctx context.Context, name string, src Source, each func(*Initialize
 func walk(ctx context.Context, name string, src Source, most int64,
 	each func(*walker, *Initializer)) (*Model, error) {
 	r := &reader{ctx: ctx, src: src, name: name, size: src.Size(), memoryLimit: most}
-	m := &Model{Name: name, Size: r.size, Metadata: map[string]string{}, OpTypes: map[string]int{}}
+	m := &Model{Name: name, Size: r.size, Metadata: map[string]string{}, OpTypes: map[string]int{},
+		about: map[fact]Range{}}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -85,6 +87,9 @@ type walker struct {
 func (w *walker) model() {
 	var graph, ir bool
 	w.message(span{0, w.size}, "", func(f field) {
+		if slices.Contains(describing, f.num) && f.n <= maxText {
+			w.m.about[fact{num: f.num}] = Range{f.at, f.end() - f.at}
+		}
 		switch f.num {
 		case 1:
 			ir = true
@@ -147,6 +152,7 @@ func (w *walker) metadata(f field) {
 	key := w.text(k, "metadata_props.key")
 	delete(w.m.Metadata, key)
 	if v.n <= maxText {
+		w.m.about[fact{fieldMetadata, key}] = Range{f.at, f.end() - f.at}
 		w.m.Metadata[key] = string(w.bytes(v, "metadata_props.value", maxText))
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -291,13 +289,11 @@ func (v *Form) Write(ctx context.Context, from string) ([]string, error) {
 		return nil, err
 	}
 	files := []string{v.Graph}
-	toGraph := func(w io.Writer) error { return written.WriteTo(ctx, w) }
-	if err := v.writeFile(v.Graph, toGraph); err != nil {
+	if err := workspace.Write(ctx, v.path(v.Graph), written); err != nil {
 		return nil, err
 	}
 	for _, one := range contexts {
-		toFile := func(w io.Writer) error { return copyAll(ctx, w, one.Bytes) }
-		if err := v.writeFile(one.Name, toFile); err != nil {
+		if err := workspace.Write(ctx, v.path(one.Name), one.Bytes); err != nil {
 			return nil, err
 		}
 		files = append(files, one.Name)
@@ -339,17 +335,6 @@ func (v *Form) path(name string) string {
 	return filepath.Join(v.Dir, filepath.FromSlash(name))
 }
 
-func (v *Form) writeFile(name string, write func(io.Writer) error) error {
-	f, err := os.OpenFile(v.path(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(write(f), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	return nil
-}
-
 // openFiles are files of a view, open for reading.
 type openFiles struct {
 	workspace.OpenFiles
@@ -361,23 +346,4 @@ func (o *openFiles) source(name string) (epmodel.Source, error) {
 		return nil, fmt.Errorf("%q is not the name of a file of a build", name)
 	}
 	return o.OpenFiles.Source(filepath.Join(o.dir, filepath.FromSlash(name)))
-}
-
-// copyAll copies in large pieces, and stops when its context ends.
-func copyAll(ctx context.Context, w io.Writer, r io.Reader) error {
-	from := struct{ io.Reader }{contextReader{ctx, r}}
-	_, err := io.CopyBuffer(struct{ io.Writer }{w}, from, make([]byte, 1<<20))
-	return err
-}
-
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (u contextReader) Read(p []byte) (int, error) {
-	if err := u.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return u.r.Read(p)
 }

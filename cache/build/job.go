@@ -244,6 +244,9 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 			request.CompileError(err, result.Log, "model %q does not compile", j.replaceName(err))))
 	}
 	phase("checking")
+	if err := j.restoreInterface(ctx, out, &result); err != nil {
+		return nil, cmp.Or(j.fullDisk(out, err), err)
+	}
 	hashed := j.hashAhead(ctx, out, result.Files)
 	defer hashed()
 	b, err := j.check(ctx, out, result, workers)

@@ -20,74 +20,17 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 )
 
-// signature is a model's inputs and outputs, which a compiled form of it must have as well.
-type signature struct {
-	inputs, outputs []epmodel.Value
-	constant        map[string]bool // inputs that have an initializer, and may be missing
-}
+// maxInterface bounds the size of a model's interface, because a claim keeps it in memory.
+const maxInterface = 2 << 20
 
-// Bounds of a signature, because a claim keeps it in memory.
-const (
-	maxSignature = 2 << 20
-	valueBytes   = 64
-)
-
-func readSignature(ctx context.Context, r *request.Request) (signature, error) {
-	m, err := r.ModelFiles(0).Read(ctx)
-	if err != nil {
-		return signature{}, err
+// readInterface reads what a compiled form of the request's model must show as well.
+func readInterface(ctx context.Context, r *request.Request) (*epmodel.Interface, error) {
+	source, err := r.ModelFiles(0).Interface(ctx)
+	if err == nil && source.Size > maxInterface {
+		err = apierr.New(apierr.BadModel, nil, "model %q: it cannot be claimed, because its "+
+			"inputs, outputs and metadata are too large", identity.Truncated(r.Name))
 	}
-	s := signature{inputs: m.Inputs, outputs: m.Outputs, constant: make(map[string]bool)}
-	size := 0
-	for _, values := range [][]epmodel.Value{s.inputs, s.outputs} {
-		for i := range values {
-			values[i].Shape = nil // dropped, because shapes are not compared
-			size += valueBytes + len(values[i].Name)
-		}
-	}
-	if size > maxSignature {
-		return signature{}, apierr.New(apierr.BadModel, nil,
-			"model %q: it cannot be claimed, because it has too many inputs and "+
-				"outputs", identity.Truncated(r.Name))
-	}
-	for _, v := range m.Inputs {
-		s.constant[v.Name] = false
-	}
-	_, err = r.ModelFiles(0).Tensors(ctx, func(t *epmodel.Initializer) {
-		if _, input := s.constant[t.Name]; input && t.Graph == "" && t.Node == "" {
-			s.constant[t.Name] = true
-		}
-	})
-	return s, err
-}
-
-// mismatch returns how an artefact contradicts the model, nil if it does not.
-func (s signature) mismatch(m *epmodel.Model) error {
-	return cmp.Or(valuesMismatch("output", s.outputs, m.Outputs, nil),
-		valuesMismatch("input", s.inputs, m.Inputs, s.constant))
-}
-
-func valuesMismatch(what string, model, artefact []epmodel.Value, mayLack map[string]bool) error {
-	wanted := make(map[string]epmodel.Value, len(model))
-	for _, v := range model {
-		wanted[v.Name] = v
-	}
-	has := make(map[string]bool, len(artefact))
-	for _, v := range artefact {
-		has[v.Name] = true
-		switch m, ok := wanted[v.Name]; {
-		case !ok:
-			return fmt.Errorf("it has an %s %q, which the model does not have", what, v.Name)
-		case v.Kind != m.Kind || v.Type != m.Type:
-			return fmt.Errorf("its %s %q has another type than the model's", what, v.Name)
-		}
-	}
-	for _, v := range model {
-		if !mayLack[v.Name] && !has[v.Name] {
-			return fmt.Errorf("it lacks the %s %q of the model", what, v.Name)
-		}
-	}
-	return nil
+	return source, err
 }
 
 // examinePut checks the copies in the directory, and writes the build's record.
@@ -114,8 +57,14 @@ func (cs *Claims) examinePut(ctx context.Context, cl *claim, put *Put, dir strin
 			return nil, err
 		}
 	}
-	if err := cmp.Or(cl.checkOptions(m), cl.acceptsPut.mismatch(m)); err != nil {
+	if err := cl.checkOptions(m); err != nil {
 		return nil, refusePut(cl, err)
+	}
+	_, err = build.RestoreInterface(ctx, cl.source, filepath.Join(dir, names[0]))
+	if errors.Is(err, epmodel.ErrDiffers) {
+		return nil, refusePut(cl, err)
+	} else if err != nil {
+		return nil, request.StoreError(err, cl.Name)
 	}
 	facts, err := cl.makerFacts(ctx, m, put)
 	switch {

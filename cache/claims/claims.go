@@ -21,6 +21,7 @@ import (
 	"github.com/epcached/epcached/cache/request"
 	"github.com/epcached/epcached/cache/rights"
 	"github.com/epcached/epcached/cache/trust"
+	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/internal/memo"
@@ -202,10 +203,10 @@ type claim struct {
 	job    *jobs.Job
 	// of the claimant; has duplicates of the libraries' descriptors, which the claim closes
 	*request.Attempt
-	owner      uint32
-	began      time.Time
-	acceptsPut signature
-	adopts     bool // the request's own model is stored as the build
+	owner  uint32
+	began  time.Time
+	source *epmodel.Interface // of the model that is compiled
+	adopts bool               // the request's own model is stored as the build
 
 	duration context.Context    // is done when the claim is over
 	deadline context.CancelFunc // cancels duration

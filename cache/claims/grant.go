@@ -17,17 +17,18 @@ import (
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers"
+	"github.com/epcached/epcached/epmodel"
 	"github.com/epcached/epcached/internal/apierr"
 )
 
 // claimer is a request that wants a claim.
 type claimer struct {
 	*request.Attempt
-	owner         uint32
-	acceptsResult signature
-	why           string // why the look-up found no build
-	granted       *claim // guarded by Claims.mu
-	wake          context.CancelFunc
+	owner   uint32
+	source  *epmodel.Interface
+	why     string // why the look-up found no build
+	granted *claim // guarded by Claims.mu
+	wake    context.CancelFunc
 }
 
 // newClaimer returns a claimer with the parts of the request that its claim needs later. It reads
@@ -36,7 +37,7 @@ type claimer struct {
 func (cs *Claims) newClaimer(ctx context.Context, at *request.Attempt, why string) (
 	a *claimer, err error) {
 	a = &claimer{owner: cs.Owner(at.Peer.UID), why: why}
-	if a.acceptsResult, err = readSignature(ctx, at.Request); err != nil {
+	if a.source, err = readInterface(ctx, at.Request); err != nil {
 		return nil, err
 	}
 	own := *at.Request
@@ -183,8 +184,8 @@ func (cs *Claims) grant(key jobs.Key, j *jobs.Job, last *request.ClaimEnd) *clai
 	}
 	a, most, now := cs.claimers[key][0], cs.limits().Deadline, time.Now()
 	cl := &claim{claims: cs, scope: key.Scope, job: j, Attempt: a.Attempt, owner: a.owner,
-		acceptsPut: a.acceptsResult,
-		began:      now, Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(),
+		source: a.source,
+		began:  now, Claim: request.Claim{ID: jobs.NewID(), Output: a.Plan.OutputName(),
 			Route: a.Plan.Canonical.Route, Deadline: now.Add(most)}}
 	cl.duration, cl.deadline = context.WithCancel(context.Background())
 	if last != nil {

@@ -188,7 +188,8 @@ func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	if err != nil {
 		return nil, err
 	}
-	reservation, err := cs.Store.Reserve(ctx, cl.Peer.UID, true, sizes...)
+	// The graph may get the interface of its source.
+	reservation, err := cs.Store.Reserve(ctx, cl.Peer.UID, true, append(sizes, cl.source.Size)...)
 	if e, is := errors.AsType[*apierr.Error](err); is {
 		said := apierr.New(e.Class, nil, "model %q: %s", cl.Name, e.Text).WithHint("%s", e.Hint)
 		said.Err = e.Err
@@ -371,7 +372,7 @@ func (cs *Claims) newAdoption(at *request.Attempt, key jobs.Key) (jobs.Work, err
 		owner: cs.Owner(at.Peer.UID), began: time.Now(), duration: context.Background()}
 	do := func(ctx context.Context, j *jobs.Job) (_ *jobs.Result, err error) {
 		defer files.Close()
-		if cl.acceptsPut, err = readSignature(ctx, files); err != nil {
+		if cl.source, err = readInterface(ctx, files); err != nil {
 			return nil, err
 		}
 		cl.job = j

@@ -290,6 +290,13 @@ func OfOutput(err error) *Failure {
 		Facts: map[string]string{"reason": string(Invalid)}}
 }
 
+// OfInterface returns the failure of a compiled model that cannot stand for its source, although it
+// may load.
+func OfInterface(err error) *Failure {
+	return &Failure{Reason: Invalid, Text: lastPart(err.Error()), Hint: "use the model as it is: " +
+		"load it without epcached", Facts: map[string]string{"reason": string(Invalid)}}
+}
+
 // OfMachine returns a failure that the machine causes and not the model.
 func OfMachine(text string) *Failure {
 	return &Failure{Reason: Sandbox, Text: lastPart(text),

@@ -117,6 +117,18 @@ func (f Files) Tensors(ctx context.Context,
 	return m, nil
 }
 
+// Interface reads the interface of the model.
+func (f Files) Interface(ctx context.Context) (*epmodel.Interface, error) {
+	src, err := epmodel.FileSource(f.Graph)
+	if err == nil {
+		var found *epmodel.Interface
+		if found, err = epmodel.ReadInterface(ctx, f.Name, src); err == nil {
+			return found, nil
+		}
+	}
+	return nil, f.ModelError(err)
+}
+
 // ChangedError returns the error for a model that changed after it was hashed.
 func (f Files) ChangedError(err error) error {
 	return apierr.New(apierr.BadModel, err, "model %q changed while being read", f.Name).

@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -232,10 +233,14 @@ func readModel(ctx context.Context, path string, model []byte, err error) (sourc
 	if err != nil {
 		return source{}, &compilers.RefusedError{Doing: "compile", Code: 3, Text: err.Error()}
 	}
-	m, err := epmodel.Read(ctx, filepath.Base(path), bytes.NewReader(model))
+	constant := make(map[string]bool)
+	m, err := epmodel.Tensors(ctx, filepath.Base(path), bytes.NewReader(model),
+		func(t *epmodel.Initializer) { constant[t.Name] = true })
 	if err != nil {
 		return source{}, &compilers.RefusedError{Doing: "compile", Code: 7, Text: err.Error()}
 	}
+	// as ONNX Runtime, which compiles initializers into the context
+	m.Inputs = slices.DeleteFunc(m.Inputs, func(v epmodel.Value) bool { return constant[v.Name] })
 	return source{model, m}, nil
 }
 
