@@ -91,8 +91,10 @@ func (rc *Content) IsStill() bool { return rc.isCurrent(recently) }
 
 func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(string)) (*Runtime,
 	*Content, error) {
-	var have []string
+	var have, later []string
 	var last error
+	var found *Runtime
+	var content *Content
 	for _, rt := range s.All() {
 		if !rt.Registered {
 			continue
@@ -102,11 +104,22 @@ func (s *Set) resolveDefault(ctx context.Context, w *Wanted, progress func(strin
 			last = err
 			continue
 		}
-		if rc.HasAll(w.EPs) && (!w.StrictORT || w.ORTVersion == "" ||
-			w.ORTVersion == rc.Spec.ORTVersion) {
+		all := rc.HasAll(w.EPs)
+		switch {
+		case all && (w.ORTVersion == "" || w.ORTVersion == rc.Spec.ORTVersion):
 			return rt, rc, nil
+		case all && !w.StrictORT && !w.loadsGraphsOf(rc):
+			later = append(later, rc.Spec.ORTVersion)
+		case all && !w.StrictORT && found == nil:
+			found, content = rt, rc
 		}
 		have = append(have, rc.providers()...)
+	}
+	if found != nil {
+		return found, content, nil
+	}
+	if len(later) > 0 {
+		return nil, nil, laterError(w, later...)
 	}
 	if last != nil && len(have) == 0 {
 		return nil, nil, last
@@ -191,8 +204,11 @@ func (s *Set) resolveDirectory(ctx context.Context, w *Wanted, progress func(str
 	if err != nil {
 		return nil, nil, err
 	}
-	if !rc.HasAll(w.EPs) {
+	switch {
+	case !rc.HasAll(w.EPs):
 		return nil, nil, NoRuntimeError(w.EPs, rc.providers())
+	case w.ORTVersion != "" && !w.loadsGraphsOf(rc):
+		return nil, nil, laterError(w, rc.Spec.ORTVersion)
 	}
 	return found, rc, nil
 }
@@ -308,8 +324,7 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 		if rc.Spec.ORTVersion == w.ORTVersion {
 			return rt, rc, nil
 		}
-		if found == nil && (compilers.CompareVersions(rc.Spec.ORTVersion, laterGraphs) < 0 ||
-			compilers.CompareVersions(w.ORTVersion, laterGraphs) >= 0) {
+		if found == nil && w.loadsGraphsOf(rc) {
 			found, content = rt, rc
 		}
 	}
@@ -319,6 +334,18 @@ func (s *Set) equalRuntime(ctx context.Context, w *Wanted,
 // laterGraphs is the first ONNX Runtime that writes graphs of IR version 14, which earlier ones do
 // not load.
 const laterGraphs = "1.32"
+
+// loadsGraphsOf reports whether the caller's ONNX Runtime loads the graphs that the runtime writes.
+func (w *Wanted) loadsGraphsOf(rc *Content) bool {
+	return compilers.CompareVersions(rc.Spec.ORTVersion, laterGraphs) < 0 ||
+		compilers.CompareVersions(w.ORTVersion, laterGraphs) >= 0
+}
+
+func laterError(w *Wanted, have ...string) error {
+	return apierr.New(apierr.Unavailable, nil, "ONNX Runtime %s may not load what the runtime "+
+		"compiles, which has %s", w.ORTVersion, strings.Join(have, ", ")).
+		WithHint("name, or register, a runtime with that version: --runtime DIR")
+}
 
 // LoadsIR reports whether that version of ONNX Runtime may load a graph of the IR version.
 func LoadsIR(ort string, ir int64) bool {
