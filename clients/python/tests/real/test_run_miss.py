@@ -59,6 +59,33 @@ def test_on_miss_fail_leaves_the_program_unchanged_and_reports_it(run: Run, mode
     assert said["providers"] == [CPU] and session["outcome"] == "failed" and session["why"]
 
 
+def test_the_first_start_of_a_model_without_a_comparison_is_no_hit(
+    run: Run, tmp_path: Path
+) -> None:
+    """It runs with two rows only, and the daemon compares outputs with one."""
+    rows = helper.make_tensor("rows", TensorProto.INT64, [2], [2, 8])
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, [4, 4], [0.5] * 16)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["z"]),
+        helper.make_node("Reshape", ["z", "rows"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 8])
+    body = helper.make_graph(nodes, tmp_path.name, [x], [y], [rows, weight])
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(body, opset_imports=opsets, ir_version=8), tmp_path / "rows.onnx")
+    code = (
+        f"import numpy, onnxruntime; s = onnxruntime.InferenceSession({str(tmp_path)!r} + "
+        "'/rows.onnx'); print(s.run(None, {'x': numpy.ones([4, 4], 'f')})[0].sum())"
+    )
+    outcomes = []
+    for _ in range(2):
+        ended, report = run.python("-c", code)
+        assert ended.stdout == "32.0\n", ended.stderr
+        outcomes += [session["outcome"] for session in report["sessions"]]
+    assert outcomes == ["compiled", "hit"], report
+
+
 def test_a_model_that_the_execution_provider_cannot_compile(run: Run, tmp_path: Path) -> None:
     """Its only operator is from a domain unknown to OpenVINO; the program computes as without
     epcache. test_packages.py has a model on which OpenVINO fails.
