@@ -188,8 +188,10 @@ func (cs *Claims) reservePut(ctx context.Context, cl *claim, sizes []int64) (
 	if err != nil {
 		return nil, err
 	}
-	// The graph may get the interface of its source.
-	reservation, err := cs.Store.Reserve(ctx, cl.Peer.UID, true, append(sizes, cl.source.Size)...)
+	if cl.source != nil { // the graph may get its interface
+		sizes = append(slices.Clone(sizes), cl.source.Size)
+	}
+	reservation, err := cs.Store.Reserve(ctx, cl.Peer.UID, true, sizes...)
 	if e, is := errors.AsType[*apierr.Error](err); is {
 		said := apierr.New(e.Class, nil, "model %q: %s", cl.Name, e.Text).WithHint("%s", e.Hint)
 		said.Err = e.Err
