@@ -105,7 +105,7 @@ func TestFormsOfContexts(t *testing.T) {
 		"a device that is not there": {func(r *request.Request) {
 			r.EPs[0].Devices = []compilers.Device{{Type: "npu",
 				Metadata: map[string]string{compilers.IsVirtual: "1"}}}
-		}, 2, compilers.NotCheckable,
+		}, 2, compilers.Failed,
 			func(t *testing.T, nodes []epmodel.Context) {
 				require.Equal(t, "sim-virtual", nodes[0].HardwareArchitecture)
 			}},

@@ -126,8 +126,8 @@ func TestCompiledModelsThatDifferFromTheirSource(t *testing.T) {
 			input("b", 2), input("c", 2)),
 		`it has an input "b", which the model does not have there`: values(11, input("b", 2),
 			input("a", 2)),
-		`its output "z" has another shape than the model's`: values(12, input("y", 2),
-			input("z", 3)),
+		`its input "b" has another shape than the model's`: values(11, input("a", 2),
+			input("b", 3)),
 		`its output "z" has another type than the model's`: values(12, input("y", 2),
 			bytes.Replace(input("z", 2), []byte{8, 1, 18}, []byte{8, 10, 18}, 1)),
 	} {
@@ -135,6 +135,8 @@ func TestCompiledModelsThatDifferFromTheirSource(t *testing.T) {
 		require.ErrorIs(t, err, epmodel.ErrDiffers)
 		require.ErrorContains(t, err, ": "+want)
 	}
+	_, _, err := restore(t, model(source), model(values(12, input("y", 2), input("z", 3))))
+	require.NoError(t, err, "shapes of outputs are statements that ONNX Runtime does not hold")
 	free := msg{}.str(1, "a").sub(2, msg{}.sub(1, msg{}.num(1, 1).
 		sub(2, msg{}.sub(1, msg{}.str(2, "batch")))))
 	b, _, err := restore(t, model(msg{}.sub(11, free)), model(msg{}.sub(11, input("a", 4))))

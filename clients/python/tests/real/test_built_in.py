@@ -65,7 +65,7 @@ def test_built_in_provider_makes_plain_sessions(
     assert daemon.compiles() == 0
 
 
-def test_artefact_that_does_not_load_is_compiled_at_most_twice(
+def test_artefact_that_does_not_load_is_compiled_once(
     run_sessions: Callable[..., Any], daemon: Daemon
 ) -> None:
     plain = run_sessions(on_miss="wait")["sessions"][0]["outputs"]
@@ -75,7 +75,7 @@ def test_artefact_that_does_not_load_is_compiled_at_most_twice(
         assert (made["outcome"], made["providers"][0]) == ("failed", EP)
         assert made["outputs"] == plain
         claims.append(len(claimed(daemon)))
-    assert claims == [0, 1, 2, 2]
+    assert claims == [0, 1, 1, 1], "equal libraries would compile an equal build"
     decisions = [event["text"] for event in daemon.events() if event["kind"] == "report"]
     assert decisions, "the daemon was told"
     assert all(

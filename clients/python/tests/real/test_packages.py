@@ -59,7 +59,8 @@ def test_a_package_is_served_at_its_second_start(run: Run, packages: Path) -> No
         assert differs(result(ended), plain) <= TOLERANCE
         [session] = report["sessions"]
         assert (session["outcome"], session["providers"][0]) == (outcome, OPENVINO)
-    assert report["notes"] == [] and report["saved_seconds"] > 0
+    # without `run` the program compiles nothing that could be saved
+    assert report["notes"] == [] and report["saved_seconds"] == 0
 
 
 def test_unserved_package_is_unchanged_and_reports_the_compilers_reason(
