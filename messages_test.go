@@ -334,7 +334,6 @@ var meant = map[string]string{
 	"--embed cannot be used for a":  "an attribute of models, not a subject",
 	"it cannot be used for groups":  "an attribute of models, not a subject",
 	"nor those whose path":          "an attribute of builds, not a subject",
-	"which must be registered and ": "an attribute of a library, not a subject",
 }
 
 // Users understand a message without this project's own words.

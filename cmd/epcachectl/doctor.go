@@ -17,8 +17,8 @@ func newDoctor(a *cli.Call) *cobra.Command {
 the daemon (runtimes, disk, clock, rights, watching) and, with --runtime or --python, an
 application.
 
-With --python it runs that program, imports onnxruntime and starts each plugin execution provider
-in its own process, with the caller's rights and environment, as the application would.
+With --python it runs python -m epcache doctor in that Python, with the caller's rights and
+environment. That imports onnxruntime and starts each plugin execution provider in its own process.
 
 Each finding says what is wrong, why it matters and what to do. Warnings do not count as failure.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NoDaemon) + `

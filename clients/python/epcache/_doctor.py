@@ -285,7 +285,12 @@ def _execution_provider(package: str, result: dict[str, Any]) -> Finding:
             f"{text}; the daemon does not serve it: {refusal}",
             result.get("hint", ""),
         )
-    return Finding(OK, subject, text + ("; the daemon serves it" if result.get("decision") else ""))
+    text += "; the daemon serves it" if result.get("decision") else ""
+    hint = (
+        "a plain session that only names it in providers= runs on the CPU: use "
+        f"epcache.InferenceSession(model, ep={subject!r})"
+    )
+    return Finding(OK, subject, text, hint)
 
 
 def _run_child(*arguments: str) -> dict[str, Any]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _errors
 from ._doctor import MARK, client
+
+if TYPE_CHECKING:
+    from . import _plugins
 
 
 def tell(what: str, *arguments: str) -> None:
@@ -79,6 +82,8 @@ def _provider(name: str, socket: str) -> dict[str, Any]:
             {device.device.type.name for device in ort.get_ep_devices() if device.ep_name == name}
         ),
     }
+    if failed := _start(plugin, name):
+        return {"error": f"it does not start with ONNX Runtime {ort.__version__}: {failed}"}
     if socket:
         try:
             with client(socket) as asked:
@@ -89,3 +94,22 @@ def _provider(name: str, socket: str) -> dict[str, Any]:
                 hint=error.hint or "on_miss='claim' compiles with this process's own libraries",
             )
     return told
+
+
+def _start(plugin: _plugins.Plugin, name: str) -> str:
+    """Makes a session, because some execution providers can be registered and fail only then.
+    Returns the error, "" if there is none.
+    """
+    import onnxruntime as ort
+
+    from . import _policy
+
+    options = ort.SessionOptions()
+    try:
+        plugin.add_to(options, {})
+        # by default ONNX Runtime falls back to the CPU
+        session = ort.InferenceSession(_policy._MODEL, options, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime may raise anything
+        return f"{type(error).__name__}: {error}"
+    names = session.get_providers()
+    return "" if name in names else f"a session with its devices runs on {', '.join(names)}"

@@ -1,9 +1,8 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
-	_ "embed"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/daemon"
+	"github.com/epcached/epcached/cmd/epcachectl/internal/program"
 	"github.com/epcached/epcached/cmd/epcachectl/internal/term"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/unixsock"
@@ -120,91 +120,55 @@ func packageVersion(ep compilers.EPLibrary) string {
 	return ""
 }
 
+const (
+	pythonTimeout = 2 * time.Minute
+	pythonOutput  = 1 << 20 // bytes kept of its output
+)
+
+// python examines a Python with the doctor of epcache, so that both doctors report the same. A
+// Python without epcache gets the one beside this program.
 func (x *Examination) python(ctx context.Context, path string) {
-	subject := "python " + path
-	facts := &pythonFacts{}
-	if err := runPython(ctx, facts, path); err != nil {
-		x.problem(subject, fmt.Sprintf("it cannot be run: %v", err), "name the Python program "+
-			"that starts the application")
-		return
+	found, err := askEpcache(ctx, path, x.socket)
+	if err != nil {
+		x.problem("python "+path, fmt.Sprintf("it cannot be run: %v", err), "name the Python "+
+			"program, 3.10 or later, that starts the application")
 	}
-	if facts.Epcache {
-		if found, err := askEpcache(ctx, path, x.socket); err == nil {
-			x.List = append(x.List, found...)
-			return
-		}
-	}
-	if len(facts.Cores) > 1 {
-		x.problem(subject, "several packages contain ONNX Runtime, and overwrite each other: "+
-			""+strings.Join(facts.Cores, ", "), "uninstall all of them, and install one again")
-	}
-	r, err := compilers.Find(facts.Site)
-	switch {
-	case facts.Error != "":
-		x.problem(subject, "ONNX Runtime cannot be imported: "+term.KeepEnd(facts.Error),
-			"install it there: "+path+" -m pip install onnxruntime")
-	case !facts.Plugins:
-		x.problem(subject, fmt.Sprintf("ONNX Runtime %s does not support plugin execution "+
-			"providers", facts.ORTVersion), "install onnxruntime 1.24 or later")
-	case errors.Is(err, compilers.ErrNotFound):
-		x.warning(subject, fmt.Sprintf("ONNX Runtime %s has no plugin execution provider; "+
-			"sessions run on %s", facts.ORTVersion, strings.Join(facts.Providers, ", ")),
-			"install one: "+path+" -m pip install onnxruntime-ep-openvino")
-	case err != nil:
-		x.problem(subject, err.Error(), "its directory must be readable")
-	default:
-		for _, ep := range r.EPs {
-			if x.checkStarts(ctx, subject, path, facts, ep) {
-				x.plainSessions(subject, facts, ep)
-			}
-		}
-		x.CheckKnown(ctx, subject, r)
-	}
+	x.List = append(x.List, found...)
 }
 
-func (x *Examination) checkStarts(ctx context.Context, subject, python string, facts *pythonFacts,
-	ep compilers.EPLibrary) bool {
-	version := packageVersion(ep)
-	pair := fmt.Sprintf("%s %s starts with ONNX Runtime %s", ep.EP, term.TextOrDash(version),
-		facts.ORTVersion)
-	started, err := startPlugin(ctx, python, ep)
-	switch {
-	case err != nil:
-		text, hint := incompatibility(ep.EP, version, facts.ORTVersion)
-		if text == "" {
-			text = strings.Replace(pair, " starts ", " does not start ", 1)
-			hint = "its library may not fit this ONNX Runtime, or a library that it needs is " +
-				"missing: install matching releases"
-		}
-		x.problem(subject, text+": "+term.KeepEnd(err.Error()), hint)
-		return false
-	case len(started.Devices) == 0:
-		why, help := runtimes.WhyNoDevice(ep.EP)
-		x.problem(subject, pair+" and lists no device, so sessions run on the CPU: "+why, help)
-		return false
+func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
+	ctx, cancel := context.WithTimeout(ctx, pythonTimeout)
+	defer cancel()
+	args := []string{"-m", "epcache", "doctor", "--application", "--json"}
+	if socket != "" {
+		args = append(args, "--socket", socket)
 	}
-	x.ok(subject, "%s: %s", pair, strings.Join(started.Devices, ", "))
-	return true
+	cmd := exec.CommandContext(ctx, python, args...)
+	cmd.WaitDelay = time.Second // its children may keep its output open
+	cmd.Env = os.Environ()
+	if dir, err := program.PythonPackages(); err == nil { // otherwise it may have its own epcache
+		path := dir + string(os.PathListSeparator) + os.Getenv("PYTHONPATH")
+		cmd.Env = append(cmd.Env, "PYTHONPATH="+strings.TrimRight(path, ":"))
+	}
+	out, errs := compilers.Tail{Limit: pythonOutput}, compilers.Tail{Limit: pythonOutput}
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("it did not end within %v", pythonTimeout)
+	}
+	var found Result
+	if wrong := json.Unmarshal([]byte(out.String()), &found); wrong == nil &&
+		len(found.Findings) > 0 {
+		return found.Findings, nil // the exit status is not 0 if there are problems
+	}
+	lines := strings.Split(strings.TrimSpace(errs.String()), "\n")
+	if last := strings.TrimSpace(lines[len(lines)-1]); last != "" {
+		return nil, fmt.Errorf("%w: %s", cmp.Or(err, errNoAnswer), last)
+	}
+	return nil, cmp.Or(err, errNoAnswer)
 }
 
-// plainSessions warns of a silent fallback: a plain session that names a plugin EP without
-// registering it runs on the CPU.
-func (x *Examination) plainSessions(subject string, facts *pythonFacts, ep compilers.EPLibrary) {
-	if slices.Contains(facts.Providers, ep.EP) {
-		return
-	}
-	text := fmt.Sprintf("a session with providers=[%q] silently runs on the CPU: %s is a "+
-		"plugin, which must be registered and whose devices must be added", ep.EP, ep.EP)
-	hint := fmt.Sprintf("use epcache.InferenceSession(model, ep=%q)", ep.EP)
-	if facts.Epcache {
-		hint += ", which does that"
-	} else {
-		hint = "install epcache and " + hint +
-			"; or call onnxruntime.register_execution_provider_library and " +
-			"SessionOptions.add_provider_for_devices"
-	}
-	x.warning(subject, text, hint)
-}
+var errNoAnswer = errors.New("it printed no findings")
 
 // incompatibleReleases are releases of EPs and ONNX Runtime that do not work together.
 var incompatibleReleases = []struct {
@@ -238,93 +202,4 @@ func incompatibility(ep, version, ort string) (text, hint string) {
 		}
 	}
 	return "", ""
-}
-
-//go:embed doctor.py
-var doctorScript string
-
-const (
-	// prefix of the result's line, because vendors' libraries print too
-	pythonMark    = "epcachectl-doctor:"
-	pythonTimeout = 60 * time.Second
-	pythonOutput  = 1 << 20 // bytes kept of its output
-)
-
-type pythonFacts struct {
-	Cores      []string `json:"cores"` // packages that contain onnxruntime
-	Epcache    bool     `json:"epcache"`
-	ORTVersion string   `json:"ort_version"`
-	Site       string   `json:"site"` // the directory that contains onnxruntime
-	Providers  []string `json:"providers"`
-	Plugins    bool     `json:"plugins"` // it can register plugins
-	Error      string   `json:"error"`
-}
-
-type pluginFacts struct {
-	Devices []string `json:"devices"`
-	Error   string   `json:"error"`
-}
-
-// startPlugin starts an execution provider in a process of its own, because it may crash.
-func startPlugin(ctx context.Context, python string, ep compilers.EPLibrary) (*pluginFacts, error) {
-	info, _ := compilers.EPByName(ep.EP)
-	options, err := json.Marshal(info.Resolve(ep.Path, nil))
-	if err != nil {
-		return nil, err
-	}
-	var facts pluginFacts
-	err = runPython(ctx, &facts, python, ep.EP, ep.Path,
-		hex.EncodeToString(compilers.ProbeModels()[0]), string(options))
-	if err == nil && facts.Error != "" {
-		err = errors.New(facts.Error)
-	}
-	return &facts, err
-}
-
-// askEpcache runs the doctor of the Python's own epcache, so that both report the same. It fails if
-// that is too old.
-func askEpcache(ctx context.Context, python, socket string) ([]Finding, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*pythonTimeout)
-	defer cancel()
-	args := []string{"-m", "epcache", "doctor", "--application", "--json"}
-	if socket != "" {
-		args = append(args, "--socket", socket)
-	}
-	cmd := exec.CommandContext(ctx, python, args...)
-	cmd.WaitDelay = time.Second // its children may keep its output open
-	out := compilers.Tail{Limit: pythonOutput}
-	cmd.Stdout = &out
-	err := cmd.Run()
-	var found Result
-	if wrong := json.Unmarshal([]byte(out.String()), &found); wrong != nil ||
-		len(found.Findings) == 0 {
-		return nil, errors.Join(wrong, err)
-	}
-	return found.Findings, nil // the exit status is not 0 if there are problems
-}
-
-func runPython(ctx context.Context, to any, python string, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, pythonTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, python, append([]string{"-c", doctorScript}, args...)...)
-	cmd.WaitDelay = time.Second // its children may keep its output open
-	out, errs := compilers.Tail{Limit: pythonOutput}, compilers.Tail{Limit: pythonOutput}
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		return fmt.Errorf("it did not end within %v", pythonTimeout)
-	}
-	for line := range strings.Lines(out.String()) {
-		if text, ok := strings.CutPrefix(line, pythonMark); ok {
-			return json.Unmarshal([]byte(text), to)
-		}
-	}
-	if err == nil {
-		err = errors.New("it printed no answer")
-	}
-	lines := strings.Split(strings.TrimSpace(errs.String()), "\n")
-	if last := strings.TrimSpace(lines[len(lines)-1]); last != "" {
-		err = fmt.Errorf("%w: %s", err, last)
-	}
-	return err
 }

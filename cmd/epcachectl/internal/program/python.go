@@ -48,6 +48,12 @@ func Environment(settings Settings, report, socket string) ([]string, error) {
 	return environment, nil
 }
 
+// PythonPackages returns the directory of the package epcache that belongs to this program.
+func PythonPackages() (string, error) {
+	hook, err := findHook()
+	return filepath.Clean(filepath.Join(hook, "../../..")), err
+}
+
 func findHook() (string, error) {
 	program, err := os.Executable()
 	if err != nil {
