@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import io
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from . import _errors
 from ._artefact import Artefact, is_clean
 from ._fields import dataclass
+from ._graph_names import renamed_contexts
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class Compiled:
     request_key: str  # 64 hex digits
 
 
-def copy_artefact(artefact: Artefact, directory: str, overwrite: bool) -> Compiled:
-    """Writes the files of an open artefact into the directory, which is created if necessary.
+def copy_artefact(artefact: Artefact, directory: str, overwrite: bool, name: str = "") -> Compiled:
+    """Writes the files of an open artefact into the directory, which is created if necessary. If
+    `name` is not "", the graph gets this name, and its binaries those that ONNX Runtime would use.
 
     Each file is written atomically, and the graph last, when the others are durable. A graph that
     is replaced is removed first, so that it never exists beside another build's files. Raises
@@ -37,21 +40,19 @@ def copy_artefact(artefact: Artefact, directory: str, overwrite: bool) -> Compil
     `overwrite` is false.
     """
     beside = os.path.dirname(artefact.graph)
-    sources = {}
-    for name in (f.name for f in artefact.files):
-        if not is_clean(name) or os.path.commonpath([beside, name]) != beside:
-            raise _errors.ProtocolError(f"the file {name!r} is outside the graph's directory")
-        sources[os.path.relpath(name, beside or ".")] = f"/proc/self/fd/{artefact.fd}/{name}"
+    sources: dict[str, str | bytes] = {}
+    for file in (f.name for f in artefact.files):
+        if not is_clean(file) or os.path.commonpath([beside, file]) != beside:
+            raise _errors.ProtocolError(f"the file {file!r} is outside the graph's directory")
+        sources[os.path.relpath(file, beside or ".")] = f"/proc/self/fd/{artefact.fd}/{file}"
     graph = os.path.relpath(artefact.graph, beside or ".")
     if graph not in sources:
         raise _errors.ProtocolError(f"the graph {artefact.graph!r} is not one of the files")
+    if name and name != graph:
+        graph, sources = name, _renamed(sources, graph, name)
     os.makedirs(directory, exist_ok=True)
     existing = {name for name in sources if os.path.exists(os.path.join(directory, name))}
-    same = {
-        name
-        for name in existing
-        if filecmp.cmp(sources[name], os.path.join(directory, name), shallow=False)
-    }
+    same = {name for name in existing if _is_same(sources[name], os.path.join(directory, name))}
     if different := sorted(existing - same):
         if not overwrite:
             raise FileExistsError(
@@ -83,11 +84,36 @@ def copy_artefact(artefact: Artefact, directory: str, overwrite: bool) -> Compil
     )
 
 
-def _copy(source: str, path: str) -> None:
+def _renamed(sources: Mapping[str, str | bytes], graph: str, name: str) -> dict[str, str | bytes]:
+    """Returns the files with another name for the graph. Execution providers begin the names of
+    binaries with the graph's name, without its extension.
+    """
+    old, new = os.path.splitext(graph)[0], os.path.splitext(name)[0]
+    names = {
+        one: new + one.removeprefix(old) if one.startswith(old) else one
+        for one in sources
+        if one != graph
+    }
+    if len({name, *names.values()}) != len(sources):
+        raise ValueError(f"name {name!r}: a file beside the graph has this name")
+    with open(sources[graph], "rb") as file:
+        model = renamed_contexts(file.read(), names)
+    return {name: model, **{names[one]: sources[one] for one in names}}
+
+
+def _is_same(source: str | bytes, path: str) -> bool:
+    if isinstance(source, str):
+        return filecmp.cmp(source, path, shallow=False)
+    with open(path, "rb") as file:
+        return file.read(len(source) + 1) == source
+
+
+def _copy(source: str | bytes, path: str) -> None:
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=".epcache-", dir=os.path.dirname(path) or ".")
     try:
-        with open(source, "rb") as one, open(descriptor, "wb") as other:
+        opened = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
+        with opened as one, open(descriptor, "wb") as other:
             shutil.copyfileobj(one, other, 1 << 20)
             other.flush()
             os.fchmod(other.fileno(), 0o644)

@@ -212,6 +212,7 @@ def compile(
     output: Output | None = None,
     store: str = "",
     overwrite: bool = False,
+    name: str = "",
     timeout: float | None = None,
     progress: Progressing = None,
 ) -> Compiled:
@@ -221,15 +222,18 @@ def compile(
         made = epcache.compile("model.onnx", "compiled/", options, ep=ep)
         made.path                       # compiled/0123456789abcdef_ctx.onnx
 
-    The copy needs no daemon and no lease. Load it with the options of the result; nothing reports
-    when it becomes stale. `on_miss` is wait, fail or refresh. Raises FileExistsError if a file
-    exists with other content, unless `overwrite`; Unavailable, with the reason, if the cache cannot
-    serve this request; and the errors of Client.acquire.
+    With `name` the graph gets this file name, and its binary the name that ONNX Runtime would use
+    beside it. The copy needs no daemon and no lease. Load it with the options of the result;
+    nothing reports when it becomes stale. `on_miss` is wait, fail or refresh. Raises
+    FileExistsError if a file exists with other content, unless `overwrite`; Unavailable, with the
+    reason, if the cache cannot serve this request; and the errors of Client.acquire.
     """
     if on_miss not in ("wait", "fail", "refresh"):
         raise ValueError(
             f"on_miss {on_miss!r}: must be wait, fail or refresh to write a compiled model"
         )
+    if name and os.path.basename(name) != name:
+        raise ValueError(f"name {name!r}: a file name, because directory= has the place")
     one = session_request(model, sess_options, ep, providers, provider_options)
     if reason := one.why_not(on_miss):
         raise _errors.Unavailable(f"the cache cannot be used: {reason}")
@@ -244,4 +248,4 @@ def compile(
                 "there is no compiled model to write, because the daemon answered "
                 f"{answer.outcome}: {answer.why}"
             )
-        return copy_artefact(answer, os.fspath(directory), overwrite)
+        return copy_artefact(answer, os.fspath(directory), overwrite, name)

@@ -20,7 +20,7 @@ ort = pytest.importorskip(
 )
 
 import epcache  # noqa: E402
-from epcache import _messages, _session  # noqa: E402
+from epcache import _graph_names, _messages, _session  # noqa: E402
 from fake_daemon import FakeDaemon, Peer  # noqa: E402
 from openvino_model import source, view  # noqa: E402, F401
 from providers import INPUTS, OPENVINO, equal, run_plain  # noqa: E402
@@ -215,6 +215,42 @@ def test_compile_writes_a_copy_that_loads_without_the_daemon(
     )
     assert made.provider_options == {OPENVINO.name: OPENVINO.options}
     assert equal(run_plain(OPENVINO, made.path), run_plain(OPENVINO, source, INPUTS))
+
+
+def test_compile_takes_a_name_for_the_graph(source: str, view: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with FakeDaemon(serves(view, files=files(view))) as daemon:
+        made = epcache.compile(
+            source, out, ep=OPENVINO.spec, client=client(daemon), name="a.b_ctx.onnx"
+        )
+        expected = {path.name.replace("x_ctx", "a.b_ctx") for path in (view / "abc").iterdir()}
+        assert set(os.listdir(out)) == expected
+        assert made.path == str(out / "a.b_ctx.onnx")
+        with pytest.raises(ValueError, match="a file name"):
+            epcache.compile(source, out, ep=OPENVINO.spec, client=client(daemon), name="a/b.onnx")
+    assert equal(run_plain(OPENVINO, made.path), run_plain(OPENVINO, source, INPUTS))
+
+
+def _message(*fields: tuple[int, bytes]) -> bytes:
+    return b"".join(bytes((number << 3 | 2, len(value))) + value for number, value in fields)
+
+
+def test_only_context_binaries_are_renamed() -> None:
+    def model(name: bytes, doc: bytes = b"") -> bytes:
+        attribute = _message((1, b"ep_cache_context"), (4, name))
+        node = _message((4, b"EPContext"), (5, attribute), (5, _message((1, b"x"), (4, b"old"))))
+        return b"\x08\x0a" + _message((7, _message((1, node), (10, doc))))
+
+    renamed = _graph_names.renamed_contexts
+    assert renamed(model(b"x.bin"), {"x.bin": "longer.bin"}) == model(b"longer.bin")
+    assert renamed(model(b"y.bin"), {"x.bin": "longer.bin"}) == model(b"y.bin")
+    with pytest.raises(epcache.ProtocolError, match="outside its contexts"):
+        renamed(model(b"x.bin", b"x.bin"), {"x.bin": "longer.bin"})
+    for cut in range(1, len(model(b"x.bin"))):
+        try:
+            renamed(model(b"x.bin")[:cut], {"x.bin": "longer.bin"})
+        except epcache.ProtocolError:
+            continue
 
 
 def test_compile_replaces_other_files_only_with_overwrite(

@@ -2,9 +2,10 @@
 change of the program.
 
 hook/sitecustomize.py intercepts the import of onnxruntime, and calls `take_over` before the program
-gets the package. From then on onnxruntime.InferenceSession and SessionOptions are those of
-_classes.py, everywhere ONNX Runtime itself has these names. epcache keeps the original ones. Events
-are appended to a report (_report.py), which epcachectl reads at the end of the program.
+gets the package. From then on onnxruntime.InferenceSession, ModelCompiler and SessionOptions are
+those of _classes.py, everywhere ONNX Runtime itself has these names. epcache keeps the original
+ones. Events are appended to a report (_report.py), which epcachectl reads at the end of the
+program.
 
 Many programs import onnxruntime without making a session, so the code for sessions is imported with
 the first one. Nothing here may stop a program that would run without epcache.
@@ -25,6 +26,7 @@ OLDEST = (1, 24)  # the first version with plugin execution providers
 # The modules in which ONNX Runtime has the classes.
 _PLACES = {
     "InferenceSession": ("onnxruntime", "onnxruntime.capi.onnxruntime_inference_collection"),
+    "ModelCompiler": ("onnxruntime", "onnxruntime.capi.onnxruntime_inference_collection"),
     "SessionOptions": (
         "onnxruntime",
         "onnxruntime.capi._pybind_state",

@@ -51,8 +51,34 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]
         super().__init__(path_or_bytes, sess_options, providers, provider_options, **kwargs)
 
 
+class ModelCompiler(ort.ModelCompiler):  # type: ignore[misc]
+    __doc__ = ort.ModelCompiler.__doc__
+
+    def __init__(self, sess_options: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(sess_options, *arguments, **named)
+        from . import _compiler
+
+        self._epcache = _compiler.Compile(sess_options, *arguments, **named)
+
+    def compile_to_file(self, output_model_path: Any = None) -> None:
+        if not self._epcache.to_file(output_model_path):
+            super().compile_to_file(output_model_path)
+
+    def compile_to_bytes(self) -> Any:
+        model = self._epcache.to_bytes()
+        return super().compile_to_bytes() if model is None else model
+
+    def compile_to_stream(self, write_function: Any) -> None:
+        model = self._epcache.to_bytes()
+        if model is None:
+            super().compile_to_stream(write_function)
+        else:
+            write_function(model)
+
+
 for _class, _where in (
     (InferenceSession, _COLLECTION),
+    (ModelCompiler, _COLLECTION),
     (SessionOptions, _plain_options.__module__),
 ):
     _class.__module__ = _where

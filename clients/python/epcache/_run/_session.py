@@ -197,6 +197,14 @@ def _name(source: Any) -> str:
     )
 
 
+def _after_fork_reason() -> str:
+    """Returns why execution providers do not work in this process, "" if they do."""
+    if not _after_fork:
+        return ""
+    names = ", ".join(sorted(_plugins._registered))
+    return f"the process was forked after it had loaded {names}, which does not work in a fork"
+
+
 def _error_text(error: Exception) -> str:
     """Returns the error's text with a hint for the command line of epcachectl."""
     if not isinstance(error, _errors.Error):
@@ -218,13 +226,8 @@ def _interpreted(
         return RequestedSession(
             [], why=f"epcache does not know these arguments: {', '.join(sorted(unknown))}"
         )
-    if _after_fork:
-        names = ", ".join(sorted(_plugins._registered))
-        return RequestedSession(
-            [],
-            why=f"the process was forked after it had loaded {names}, which does not work in a "
-            "fork",
-        )
+    if why := _after_fork_reason():
+        return RequestedSession([], why=why)
     try:
         return requested_session(options, providers, provider_options)
     except Exception as error:

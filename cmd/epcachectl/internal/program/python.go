@@ -86,7 +86,8 @@ type Log struct {
 // Event is one line. Which fields it has depends on the kind; clients/python/epcache/_run writes
 // them.
 type Event struct {
-	// python, onnxruntime, session, raised (a session that could not be made), other, failed
+	// python, onnxruntime, session, compile (by ModelCompiler), raised (a session that could not be
+	// made), other, failed
 	Kind    string `json:"kind"`
 	PID     int    `json:"pid"`
 	Why     string `json:"why,omitempty"`

@@ -54,7 +54,7 @@ func summaryOf(events []Event, more bool) *Summary {
 				filepath.Base(e.Model), keyLine(e.Why)))
 		case "other":
 			s.note(fmt.Sprintf("%s was used: %s; its sessions are not listed here", e.What, e.Why))
-		case "session":
+		case "session", "compile":
 			s.Sessions = append(s.Sessions, e)
 			s.Outcomes[e.Outcome]++
 			// A program that asked for the CPU would not have compiled.
@@ -133,7 +133,11 @@ func (s *Summary) total() string {
 	for _, outcome := range slices.Sorted(maps.Keys(s.Outcomes)) {
 		parts = append(parts, fmt.Sprintf("%d %s", s.Outcomes[outcome], outcome))
 	}
-	text := fmt.Sprintf("%s: %s", term.Count(len(s.Sessions), "session"), strings.Join(parts, ", "))
+	what := "session"
+	if slices.ContainsFunc(s.Sessions, func(e Event) bool { return e.Kind == "compile" }) {
+		what = "request" // of a session, or of a compile to a file
+	}
+	text := fmt.Sprintf("%s: %s", term.Count(len(s.Sessions), what), strings.Join(parts, ", "))
 	if s.SavedSeconds > 0 {
 		text += fmt.Sprintf("; %s of compiling saved", term.Seconds(s.SavedSeconds))
 	}
@@ -152,8 +156,8 @@ func groupSessions(sessions []Event) []*sameSessions {
 	var groups []*sameSessions
 	for _, e := range sessions {
 		same := func(g *sameSessions) bool {
-			return g.Model == e.Model && g.Outcome == e.Outcome && g.Why == e.Why &&
-				slices.Equal(g.Providers, e.Providers)
+			return g.Kind == e.Kind && g.Model == e.Model && g.Outcome == e.Outcome &&
+				g.Why == e.Why && slices.Equal(g.Providers, e.Providers)
 		}
 		if i := slices.IndexFunc(groups, same); i >= 0 {
 			groups[i].count++
@@ -174,8 +178,12 @@ func (g *sameSessions) line() string {
 	if g.count > 1 {
 		sessions = fmt.Sprintf(" (%d sessions)", g.count)
 	}
+	ran := "ran on"
+	if g.Kind == "compile" {
+		ran = "was compiled for"
+	}
 	if !g.isServed() {
-		return fmt.Sprintf("%s ran on %s without the cache%s: %s: %s", model, provider, sessions,
+		return fmt.Sprintf("%s %s %s without the cache%s: %s: %s", model, ran, provider, sessions,
 			outcome, strings.TrimPrefix(term.Printable(keyLine(g.Why)), outcome+": "))
 	}
 	text := fmt.Sprintf("%s %s on %s%s", outcome, model, provider, sessions)

@@ -67,3 +67,17 @@ func TestOnlyCompilesThatTheProgramWouldHaveDoneAreSaved(t *testing.T) {
 	sent.Sent = true
 	require.InDelta(t, 4, summaryOf([]Event{hit, sent}, false).SavedSeconds, 1e-9)
 }
+
+func TestCompilesAreListedBesideSessions(t *testing.T) {
+	session := Event{Kind: "session", Outcome: "hit", Model: "/m/a.onnx",
+		Providers: []string{"E"}, CompileSeconds: 2}
+	compile := session
+	compile.Kind = "compile"
+	failed := compile
+	failed.Outcome, failed.Why = "bypassed", "flags"
+	s := summaryOf([]Event{{Kind: "python"}, session, compile, failed}, false)
+	lines := s.Lines(true)
+	require.Equal(t, "3 requests: 1 bypassed, 2 hit; 4s of compiling saved", lines[0])
+	require.Len(t, lines, 4)
+	require.Equal(t, "a.onnx was compiled for E without the cache: bypassed: flags", lines[3])
+}
