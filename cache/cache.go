@@ -443,8 +443,7 @@ func (c *Cache) openAnswering() {
 		Judge: c.loadChecker, Policy: c.policyOf, Now: c.now, WhyNone: c.Queries.WhyNone,
 		Planned: c.planner.WithPlan, Served: c.recompiler.RefreshIfStale,
 		Warnings: func(id index.BuildID) []string { return c.gains.ForBuild(id).Warnings() }})
-	c.trust = &trust.Documents{Options: trust.Options{Store: c.Store, Now: c.now, Log: c.log,
-		Warn: func() bool { return c.settings.Load().WarnExpired }}}
+	c.trust = &trust.Documents{Options: trust.Options{Store: c.Store, Now: c.now, Log: c.log}}
 	c.builder = build.New(build.Options{Store: c.Store, Jobs: c.jobs,
 		Compiler: c.compiler, Kept: c.keptSources, Workspaces: c.Workspaces,
 		Planner: c.planner, Lookup: c.lookup, LoadChecker: c.loadChecker, Failures: c.failures,

@@ -51,10 +51,7 @@ type Options struct {
 	Publishers []uint32 // users that may put shared builds, besides administrators
 	Claims     claims.Limits
 	Remotes    []remotes.Remote // queried in this order
-	// WarnExpired logs a warning instead of refusing builds of other machines when no trust
-	// document is in effect.
-	WarnExpired bool
-	Failures    failure.Options
+	Failures   failure.Options
 
 	Space store.SpaceOptions
 	Pack  string // store.PackCold (default), store.PackAlways or store.PackOff

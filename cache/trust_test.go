@@ -117,9 +117,6 @@ func TestRemotesNeedATrustDocument(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, doctor.String(), "no build is fetched: there is no trust document")
 
-	warned := machine(t, store, trusted, func(o *Options) { o.WarnExpired = true })
-	require.Equal(t, request.Hit, warned.acquire(warned.request(warned.model(1))).Outcome)
-
 	store.setTrust(t, root.document(1))
 	c := machine(t, store, trusted)
 	require.Equal(t, request.Hit, c.acquire(c.request(c.model(1))).Outcome)

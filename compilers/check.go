@@ -193,7 +193,7 @@ func (o *ORT) VerifyOutput(ctx context.Context, job VerifyJob) (VerifyResult, er
 	req.Share = []workerproto.Member{{Model: job.Source}}
 	limit := o.opts.Limits.verify(job.Compiled)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit,
-		fmt.Errorf("%w: %v (verify_seconds)", ErrTimeout, limit))
+		fmt.Errorf("%w: %v of a comparison of outputs", ErrTimeout, limit))
 	defer cancel()
 	done, err := o.scratchJob(ctx, req, job.Pace, nil)
 	if err != nil {

@@ -24,7 +24,7 @@ type Config struct {
 }
 
 // DefaultConnect is the bound for connecting to a remote.
-const DefaultConnect = 300 * time.Millisecond
+const DefaultConnect = 2 * time.Second
 
 var (
 	remoteName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)

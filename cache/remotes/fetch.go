@@ -423,7 +423,7 @@ func (s *stopLoss) left(now time.Time) time.Duration {
 }
 
 // whyStop returns why the transfer is stopped, "" if it continues. A transfer that is expected to
-// take less than a quarter of the compile may take longer than lose_at_most.
+// take less than a quarter of the compile may take longer than LoseAtMost.
 func (s *stopLoss) whyStop(now time.Time) string {
 	spent, p := now.Sub(s.ask.began), s.last.Load()
 	left := s.left(now)

@@ -43,6 +43,9 @@ type Remote struct {
 	SigningKey string // file with the key that signs published cards
 }
 
+// DefaultLoss is how much time a request loses to the remotes at most.
+const DefaultLoss = 10 * time.Second
+
 // Client makes calls to remotes. *remote.Client is one.
 type Client interface {
 	Configure([]remote.Config)

@@ -29,9 +29,6 @@ type Options struct {
 	Store *store.Store
 	Now   func() time.Time
 	Log   *slog.Logger
-	// Warn reports whether builds of other machines are accepted, with a warning, when no document
-	// is in effect.
-	Warn func() bool
 }
 
 // Documents has the latest accepted document of each root key. Set its Options before use.
@@ -199,7 +196,7 @@ func (ds *Documents) State(keys []*portable.Key) (sequence uint64, expires time.
 // Fresh returns an error if no build of another machine is accepted for lack of a document in
 // effect. Stored builds are not affected.
 func (ds *Documents) Fresh(keys []*portable.Key) error {
-	if _, _, why := ds.State(keys); why != "" && !ds.Warn() {
+	if _, _, why := ds.State(keys); why != "" {
 		return &portable.TrustError{Text: why, Hint: staleHint}
 	}
 	return nil
@@ -207,8 +204,7 @@ func (ds *Documents) Fresh(keys []*portable.Key) error {
 
 // staleHint is the hint if no trust document is in effect.
 const staleHint = "get a new document: epcachectl pull, from a remote that has one, " +
-	"or import a newer " +
-	"bundle; epcachectl remote revoke signs one; on_expired = \"warn\" takes builds without"
+	"or import a newer bundle; epcachectl remote revoke signs one"
 
 // Apply withholds the stored builds that are revoked, also those of layers.
 func (ds *Documents) Apply(ctx context.Context, keys []*portable.Key) error {

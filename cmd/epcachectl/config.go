@@ -47,18 +47,14 @@ func newConfigCheck(a *cli.Call) *cobra.Command {
 		Short: "report mistakes in a configuration file",
 		Long: `check prints every mistake in the file, and in its rule files, with file, line and
 column. It warns of fields that were removed and have no effect.
-
-Run it as the daemon's user, because it tests whether [space] unpacked_dir can be written. Nothing
-else that the file names is opened or made.` + exit.Help(configCodes...),
+Nothing else that the file names is opened or made.` + exit.Help(configCodes...),
 		Example: "  epcachectl config check\n  epcachectl config check ./epcached.toml",
 		Args:    cli.UsageArgs(0, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			file, load := configFile(args)
 			s, err := load(file)
 			if err == nil {
-				if _, err = s.LoadRules(); err == nil {
-					err = s.CheckUnpackedDir()
-				}
+				_, err = s.LoadRules()
 			} else if _, wrong := errors.AsType[config.Errors](err); !wrong {
 				return withConfigHint(err)
 			}

@@ -75,28 +75,13 @@ func TestConfigShow(t *testing.T) {
 	require.Regexp(t, "^(epcachectl: "+file+":[12]:1: .*\n){2}$", r.err)
 }
 
-func TestConfigCheckLooksAtUnpackedDir(t *testing.T) {
-	dir := t.TempDir()
-	file, directory := filepath.Join(dir, "epcached.toml"), filepath.Join(dir, "unpacked")
-	require.NoError(t, os.WriteFile(file, []byte("[space]\nunpacked_dir = \"unpacked\"\n"), 0o600))
-	wrong := func(says string) {
-		t.Helper()
-		r := call(t, "config", "check", file)
-		require.Equal(t, exit.Failed, r.code)
-		require.Contains(t, r.out, file+":2:1: field \"space.unpacked_dir\": "+says)
-	}
-	wrong("directory \"" + directory + "\" does not exist: create it")
-	require.NoDirExists(t, directory, "it only looks")
-	require.NoError(t, os.WriteFile(directory, nil, 0o600))
-	wrong("\"" + directory + "\" is not a directory")
-	require.NoError(t, os.Remove(directory))
-	require.NoError(t, os.Mkdir(directory, 0o500))
-	if os.Getuid() != 0 { // root may write anywhere
-		wrong("user ")
-	}
-	require.NoError(t, os.Chmod(directory, 0o700))
-	require.Equal(t, result{exit.Done, file + ": no mistakes\n", ""},
-		call(t, "config", "check", file))
+func TestConfigCheckSaysWhatReplacesRemovedFields(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "epcached.toml")
+	require.NoError(t, os.WriteFile(file, []byte("[space]\nmax_entries = 3\n"), 0o600))
+	r := call(t, "config", "check", file)
+	require.Equal(t, exit.Done, r.code)
+	require.Equal(t, "warning: "+file+":2:1: field \"space.max_entries\": it no longer has an "+
+		"effect: use budget, or max_unused\n"+file+": no mistakes\n", r.out)
 }
 
 // Without a name it is the file that the caller's own daemon reads.

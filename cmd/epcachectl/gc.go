@@ -21,12 +21,12 @@ func newGc(a *cli.Call) *cobra.Command {
 		Use:   "gc [SIZE] [-n]",
 		Short: "evict the least valuable builds",
 		Long: `gc evicts builds until the store is within the bounds of its configuration ([space]:
-budget, free_floor, max_unused, max_entries, user_bytes), or until builds take at most SIZE on
-disk, such as 500MiB, 20GiB or 0. The daemon does the former by itself.
+budget, free_floor, max_unused), or until builds take at most SIZE on disk, such as 500MiB, 20GiB
+or 0. The daemon does the former by itself.
 
-The order is: builds unused for too long; builds above a user's quota or the number of entries;
-then, for space, withheld builds, replaced builds, and those with the least compile time and recent
-use for their bytes. why --ep explains an evicted build later.
+The order is: builds unused for too long; then, for space, withheld builds, replaced builds, and
+those with the least compile time and recent use for their bytes. why --ep explains an evicted
+build later.
 
 Builds that are pinned or in use are not evicted, nor those whose path was printed in the last ten
 minutes. Users evict their own builds, administrators all. If the goal cannot be reached, the last

@@ -14,7 +14,6 @@ import (
 
 	"github.com/epcached/epcached/cache"
 	"github.com/epcached/epcached/cache/claims"
-	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/layer"
 	"github.com/epcached/epcached/cache/remotes"
 	"github.com/epcached/epcached/cache/request"
@@ -128,42 +127,33 @@ func (c *call) settings(given *pflag.FlagSet) (*config.Settings, error) {
 
 func optionsOf(s *config.Settings, set *rules.Set, compiler compilers.Compiler,
 	log *slog.Logger) cache.Options {
-	budget, floor, user, share := s.Space.Amounts()
+	budget, floor, share := s.Space.Amounts()
+	limits := limitsOf(s.Limits)
 	o := cache.Options{
 		Compiler: compiler, Runtimes: runtimesOf(s), AllowOptions: s.AllowOptions,
 		Jobs: int(s.Jobs), JobsMemory: int64(s.JobsMemory),
 		PathAccess: s.PathAccess, Administrators: s.Administrators, Rules: set, Log: log,
-		Quiet: config.Seconds(s.Quiet), Poll: config.Seconds(s.Poll), KeepSource: s.KeepSource,
-		Publishers: s.Publishers,
-		Claims: claims.Limits{Deadline: config.Seconds(s.Claims.DeadlineSeconds),
-			Bytes: int64(s.Claims.Bytes), UserBytes: int64(s.Claims.UserBytes),
-			Open: int(s.Claims.Open), Trust: s.Trust},
-		Rebuild: upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Jobs: int(s.Rebuild.Jobs),
-			CPUShare: s.Rebuild.CPUShare, Window: s.Rebuild.Window},
+		KeepSource: s.KeepSource, Publishers: s.Publishers,
+		Claims:   claims.Limits{Deadline: limits.Wall, Bytes: limits.Output, Trust: s.Trust},
+		Rebuild:  upkeep.RebuildOptions{Off: !s.Rebuild.Enabled, Window: s.Rebuild.Window},
 		Policies: make(map[string]request.Policy, len(s.Policies)),
 		Pack:     s.Space.Pack, PackAfter: config.Duration(s.Space.PackAfter),
-		Verify: config.Duration(s.Space.VerifyEvery), UnpackedDir: s.Space.UnpackedDir,
+		Verify: config.Duration(s.Space.VerifyEvery),
 		Space: store.SpaceOptions{Budget: store.Amount(budget), Floor: store.Amount(floor),
-			UserBytes: store.Amount(user), UserShare: store.Amount(share),
-			MaxUnused: config.Duration(s.Space.MaxUnused), MaxEntries: s.Space.MaxEntries},
-		Failures: failure.Options{Off: !s.Failures.Remember,
-			Crash: config.Duration(s.Failures.Crash), Limit: config.Duration(s.Failures.Limit),
-			Longest: config.Duration(s.Failures.Longest),
-			Refused: config.Duration(s.Failures.Refused)},
-		Conditions: conditions(s),
-		Remotes:    remotesOf(s), WarnExpired: s.OnExpired == "warn",
+			UserShare: store.Amount(share), MaxUnused: config.Duration(s.Space.MaxUnused)},
+		Conditions: conditions(s), Remotes: remotesOf(s),
 	}
 	for _, l := range s.Layers {
 		o.Layers = append(o.Layers, layer.Source{Path: l.Path, Trust: l.Trust})
 	}
 	for _, d := range s.Drivers {
 		o.Drivers = append(o.Drivers,
-			runtimes.DriverSource{EP: d.EP, File: d.File, Module: d.Module, Command: d.Command})
+			runtimes.DriverSource{EP: d.EP, File: d.File, Command: d.Command})
 	}
 	for ep, p := range s.Policies {
 		o.Policies[ep] = request.Policy{
 			Unknown: p.Unknown, PreferRecompilation: p.PreferRecompilation,
-			Unsupported: p.Unsupported, MaxAge: p.Age(), MinCompileSeconds: p.MinCompileSeconds,
+			Unsupported: p.Unsupported, MaxAge: config.Duration(p.MaxAge),
 			MeasureGain: &p.MeasureGain,
 		}
 	}
@@ -178,8 +168,8 @@ func remotesOf(s *config.Settings) (out []remotes.Remote) {
 	for _, name := range slices.Sorted(maps.Keys(s.Remotes)) {
 		r := s.Remotes[name]
 		out = append(out, remotes.Remote{Config: r.Config(name), Trust: r.Trust,
-			Ask:     r.Ask != "never",
-			Publish: r.Publish == "shared", Lease: r.Lease, LoseAtMost: r.Loss(), SigningKey: key})
+			Ask: r.Ask != "never", Publish: r.Publish == "shared", Lease: r.Lease,
+			LoseAtMost: remotes.DefaultLoss, SigningKey: key})
 	}
 	return out
 }
@@ -198,25 +188,20 @@ func runtimesOf(s *config.Settings) []compilers.Runtime {
 }
 
 func limitsOf(l config.Limits) compilers.Limits {
-	return compilers.Limits{
-		Wall: config.Seconds(l.WallSeconds), CPU: config.Seconds(l.CPUSeconds),
-		Verify: config.Seconds(l.Verify), Memory: int64(l.MemoryBytes),
-		Output: int64(l.OutputBytes), Files: int(l.OutputFiles), OpenFiles: int64(l.OpenFiles),
-		Processes: int64(l.Processes), Stack: int64(l.StackBytes), Nice: int(l.Nice),
-	}
+	wall := config.Duration(l.Wall)
+	return compilers.Limits{Wall: wall, CPU: 16 * wall, Memory: int64(l.MemoryBytes),
+		Output: int64(l.OutputBytes)}
 }
 
 func sandboxOf(s config.Sandbox) compilers.SandboxOptions {
-	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write,
-		NoNamespaces: !s.Namespaces}
+	return compilers.SandboxOptions{Network: s.Network, Read: s.Read, Write: s.Write}
 }
 
 // conditions are the settings that a compile's outcome depends on; after a change, remembered
 // failures do not count.
 func conditions(s *config.Settings) string {
-	limits := limitsOf(s.Limits)
-	limits.Nice = 0 // it affects only the duration
-	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandboxOf(s.Sandbox)),
+	limits, sandbox := limitsOf(s.Limits), sandboxOf(s.Sandbox)
+	return strings.Join([]string{version, fmt.Sprintf("%+v %+v", limits, sandbox),
 		s.Worker, s.WorkerUser, s.WorkerSocket}, "\n")
 }
 

@@ -25,7 +25,7 @@ func journalOf(t *testing.T, s *site) *os.File {
 
 func TestJournalHasThePriorityOfEachLevel(t *testing.T) {
 	s := newSite(t)
-	s.config = "poll_seconds = 0.1\nquiet_seconds = 0.1\n"
+	s.config = "jobs = 1\n"
 	file := journalOf(t, s)
 	d := &epcached{TB: t, site: s, cmd: s.command(t, "--log-level", "debug"), log: &syncBuffer{},
 		done: make(chan struct{})}

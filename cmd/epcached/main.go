@@ -108,9 +108,6 @@ Exit status:
 				return err
 			}
 			if c.check {
-				if err := s.CheckUnpackedDir(); err != nil {
-					return fmt.Errorf("configuration %w", err)
-				}
 				return s.Print(stdout)
 			}
 			if c.autostart && !c.detached {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,9 +17,6 @@ import (
 	"github.com/epcached/epcached/unixsock"
 	"github.com/epcached/epcached/unixsock/wire"
 )
-
-// noticing is a configuration with changes that settle soon.
-const noticing = "quiet_seconds = 0.02\npoll_seconds = 0.1\n"
 
 // ruleFile has one rule that gives this verdict.
 func ruleFile(verdict string) string {
@@ -32,7 +30,7 @@ func configuredWith(t *testing.T, more string) (d *epcached, configuration, rule
 	dir := filepath.Dir(s.socket)
 	rules = filepath.Join(dir, "rules.toml")
 	require.NoError(t, os.WriteFile(rules, []byte(ruleFile("optimal")), 0o644))
-	s.config = noticing + "rules = [\"rules.toml\"]\n" + more
+	s.config = "rules = [\"rules.toml\"]\n" + more
 	return s.start(t), filepath.Join(dir, "epcached.toml"), rules
 }
 
@@ -86,8 +84,8 @@ func TestWrongConfigurationLeavesTheEarlierOneInForce(t *testing.T) {
 	earlier, err := os.ReadFile(path)
 	require.NoError(t, err)
 	replace(t, path, string(earlier)+"administrators = [2001]\njob = 3\n")
-	d.requireEvent("it has mistakes", path+":5:1:", `"job"`)
-	require.Contains(t, strings.Join(d.status().Warnings, "\n"), path+":5:1:")
+	d.requireEvent("it has mistakes", path+":3:1:", `"job"`)
+	require.Contains(t, strings.Join(d.status().Warnings, "\n"), path+":3:1:")
 
 	require.NoError(t, os.Remove(path))
 	d.requireEvent("it has mistakes", "no such file")
@@ -106,23 +104,23 @@ func TestChangedConfigurationIsPutIntoForce(t *testing.T) {
 	dir := filepath.Dir(path)
 	const rules = "rules = [\"rules.toml\"]\n"
 	require.NoError(t,
-		os.WriteFile(path, []byte(noticing+rules+"administrators = [2001]\n"), 0o644))
+		os.WriteFile(path, []byte(rules+"administrators = [2001]\n"), 0o644))
 	d.requireEvent("in effect: administrators")
 
 	directory := filepath.Join(dir, "rules.d")
 	require.NoError(t, os.Mkdir(directory, 0o755))
 	replace(t, path,
-		noticing+"rules = [\"rules.d\"]\nlog_level = \"debug\"\n[policy]\nunknown = \"refuse\"\n")
+		"rules = [\"rules.d\"]\nlog_level = \"debug\"\n[policy]\nunknown = \"refuse\"\n")
 	d.requireEvent("log_level", "administrators", "rules", "policy.unknown")
 	require.NoError(t,
 		os.WriteFile(filepath.Join(directory, "10.toml"), []byte(ruleFile("optimal")), 0o644))
 	d.requireEvent("changed and in effect: rules")
 
-	replace(t, path, noticing+"jobs = 3\nkeep_source = \"none\"\n[limits]\nwall_seconds = "+
-		"7.0\n[[runtime]]\ndirectory = \"rt\"\n")
-	d.requireEvent("keep_source", "runtime", "after a restart: jobs, limits.wall_seconds")
+	replace(t, path, "jobs = 3\nkeep_source = \"none\"\n[limits]\nwall = "+
+		"\"7s\"\n[[runtime]]\ndirectory = \"rt\"\n")
+	d.requireEvent("keep_source", "runtime", "after a restart: jobs, limits.wall")
 	require.Contains(t, strings.Join(d.status().Warnings, "\n"),
-		"after a restart: jobs, limits.wall_seconds")
+		"after a restart: jobs, limits.wall")
 	require.Len(t, d.status().Runtimes, 1)
 	require.Equal(t, filepath.Join(dir, "rt"), d.status().Runtimes[0].Directory)
 }
@@ -142,8 +140,13 @@ func TestHangup(t *testing.T) {
 		require.NoError(t, err)
 		return string(buffer[:n])
 	}
+	// the watcher reads a changed file as well, a second later
+	waitFor := func(pattern string) {
+		for !regexp.MustCompile(pattern).MatchString(says()) {
+		}
+	}
 	s.environment = []string{"NOTIFY_SOCKET=" + filepath.Join(dir, "notify")}
-	s.config = "quiet_seconds = 3600.0\n" // nothing is at rest before this test is over
+	s.config = "jobs = 1\n"
 	d := s.start(t)
 	require.Equal(t, "READY=1", says())
 	path := filepath.Join(dir, "epcached.toml")
@@ -151,12 +154,15 @@ func TestHangup(t *testing.T) {
 	require.NoError(t, syscall.Kill(d.pid(), syscall.SIGHUP))
 	require.Regexp(t, `^RELOADING=1\nMONOTONIC_USEC=[0-9]+$`, says())
 	require.Equal(t, "READY=1\nSTATUS=", says())
+	require.Eventually(t, func() bool {
+		return strings.Contains(d.log.String(), "why=SIGHUP")
+	}, patience, time.Millisecond)
 	d.requireEvent("in effect: administrators")
 
 	require.NoError(t, os.WriteFile(path, []byte("administrators = 5\n"), 0o644))
 	require.NoError(t, syscall.Kill(d.pid(), syscall.SIGHUP))
-	require.Contains(t, says(), "RELOADING=1")
-	require.Contains(t, says(), "READY=1\nSTATUS=the configuration has mistakes")
+	waitFor(`^RELOADING=1\n`)
+	waitFor(`^READY=1\nSTATUS=the configuration has mistakes`)
 	d.requireEvent("it has mistakes", path+":1:")
 	require.True(t, d.running())
 }
@@ -172,7 +178,7 @@ func TestChangedRulesChangeTheNextAnswer(t *testing.T) {
 	first := get(t, c, model, withEPs(qnnProvider()))
 	require.Equal(t, "compiled", first.Outcome)
 
-	replace(t, path, noticing+"rules = [\"rules.toml\"]\n"+runtime(newer))
+	replace(t, path, "rules = [\"rules.toml\"]\n"+runtime(newer))
 	d.requireEvent("in effect: runtime")
 	again := get(t, c, model, withEPs(qnnProvider()), onMissFail)
 	require.Equal(t, first.Build, again.Build)
@@ -201,11 +207,11 @@ func TestFIFOsAmongTheKeysBlockNothing(t *testing.T) {
 	dir := filepath.Dir(s.socket)
 	fifo, key := filepath.Join(dir, "fifo"), filepath.Join(dir, "ci.pub")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
-	s.config = noticing + "trust = [\"ci.pub\"]\n"
+	s.config = "trust = [\"ci.pub\"]\n"
 	d := s.start(t)
 	path := filepath.Join(dir, "epcached.toml")
-	replace(t, path, noticing+"trust = [\"fifo\"]\n")
-	d.requireEvent("it has mistakes", path+":3:", fifo+`" is not a regular file`)
+	replace(t, path, "trust = [\"fifo\"]\n")
+	d.requireEvent("it has mistakes", path+":1:", fifo+`" is not a regular file`)
 	replace(t, path, s.config)
 	d.requireEvent("no value in effect has changed")
 

@@ -23,7 +23,7 @@ import (
 // sharing is the configuration of a machine that shares builds through a remote.
 func sharing(url, public, more string) string {
 	return fmt.Sprintf(
-		"%s[remote.fleet]\nurl = %q\ntrust = [%q]\nconnect = \"5s\"\nlose_at_most = \"60s\"\n%s",
+		"%s[remote.fleet]\nurl = %q\ntrust = [%q]\n%s",
 		unmeasured,
 		url, public, more)
 }
@@ -319,16 +319,15 @@ func TestTheUnitsHelperIsUsedWhereItExists(t *testing.T) {
 	defer func() { unitHelper = shipped }()
 	unitHelper = filepath.Join(t.TempDir(), "s")
 	service, own := &process{startedBy: "service"}, &process{startedBy: "client"}
-	require.Empty(t, service.helperSocket(""), "it is not installed")
+	require.Empty(t, service.helperSocket(), "it is not installed")
 	require.NoError(t, os.WriteFile(unitHelper, nil, 0o600))
-	require.Empty(t, service.helperSocket(""), "not a socket")
+	require.Empty(t, service.helperSocket(), "not a socket")
 	require.NoError(t, os.Remove(unitHelper))
 	l, err := net.Listen("unix", unitHelper)
 	require.NoError(t, err)
 	defer l.Close()
-	require.Equal(t, unitHelper, service.helperSocket(""))
-	require.Equal(t, "/elsewhere", service.helperSocket("/elsewhere"))
-	require.Empty(t, own.helperSocket(""), "a user's daemon has the network")
+	require.Equal(t, unitHelper, service.helperSocket())
+	require.Empty(t, own.helperSocket(), "a user's daemon has the network")
 	unit, err := os.ReadFile("../../systemd/epcached-remote.socket")
 	require.NoError(t, err)
 	require.Contains(t, string(unit), "ListenStream="+shipped+"\n")

@@ -170,7 +170,7 @@ func (p *process) serveOnce(ctx context.Context, s *config.Settings, set *rules.
 	}
 	e := p.newEntrance(s.Socket, log)
 	options := optionsOf(s, set, compiler, log)
-	options.RemoteClient = remote.New(remote.Options{Socket: p.helperSocket(s.RemoteSocket),
+	options.RemoteClient = remote.New(remote.Options{Socket: p.helperSocket(),
 		Program: filepath.Join(filepath.Dir(worker), "epcached-remote"), Log: log})
 	options.Rebuilt = p.rebuilt
 	options.OnOpening = func(what string) {
@@ -347,12 +347,12 @@ func (p *process) listen(path string) (net.Listener, error) {
 // unitHelper is the socket of the shipped unit that starts epcached-remote.
 var unitHelper = "/run/epcached/remote.sock"
 
-// helperSocket returns the socket of the unit that starts epcached-remote: as configured, otherwise
-// that of the shipped unit where it exists. A daemon of the shipped unit has no network itself, so
-// a helper that it starts reaches no remote. "": the daemon starts the helper.
-func (p *process) helperSocket(configured string) string {
-	if configured != "" || p.startedBy != "service" && p.startedBy != "socket" {
-		return configured
+// helperSocket returns the socket of the shipped unit that starts epcached-remote, where it exists.
+// A daemon of the shipped unit has no network itself, so a helper that it starts reaches no remote.
+// "": the daemon starts the helper.
+func (p *process) helperSocket() string {
+	if p.startedBy != "service" && p.startedBy != "socket" {
+		return ""
 	}
 	if info, err := os.Stat(unitHelper); err != nil || info.Mode().Type() != fs.ModeSocket {
 		return ""

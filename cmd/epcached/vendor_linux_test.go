@@ -76,7 +76,7 @@ func TestLibrariesThatDoNotWork(t *testing.T) {
 	r := newRefusals(t, s)
 	hurried := newSite(t, real)
 	// for what hangs: a busy machine takes as long for the others
-	hurried.config = unmeasured + "[limits]\nwall_seconds = 4\n"
+	hurried.config = unmeasured + "[limits]\nwall = \"4s\"\n"
 	fromC := func(source string) func(*testing.T) string {
 		return func(t *testing.T) string {
 			return faultyRuntime(t, real, func(path string) { vendorLibrary(t, path, source) })

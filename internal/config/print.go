@@ -14,11 +14,9 @@ import (
 // emptyDefaults has descriptions of empty default values.
 var emptyDefaults = map[string]string{
 	"worker": "epcached-ort beside epcached", "worker_user": "the daemon's own",
-	"worker_socket": "workers are the daemon's children", "jobs": "one for each processor",
-	"jobs_memory_bytes": "half of the machine's memory",
-	"memory_bytes":      "three quarters of the machine's memory",
-	"max_age":           "no limit", "unpacked_dir": "in the state directory", "window": "always",
-	"remote_socket": "epcached-remote is the daemon's child", "rate": "no limit",
+	"jobs": "one for each processor", "jobs_memory_bytes": "half of the machine's memory",
+	"memory_bytes": "three quarters of the machine's memory",
+	"max_age":      "no limit", "window": "always", "rate": "no limit",
 	"signing_key": "the credential signing-key of the unit, if there is one",
 	"idle_exit":   "never, or 15m for a daemon started by a client",
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/suggest"
@@ -31,13 +30,13 @@ func (r *Runtime) Check(v tomlfile.Value) {
 // Check validates a [[driver]] as a whole.
 func (d *Driver) Check(v tomlfile.Value) {
 	given := 0
-	for _, name := range []string{"file", "module", "command"} {
+	for _, name := range []string{"file", "command"} {
 		if v.Has(name) {
 			given++
 		}
 	}
 	if given != 1 {
-		v.Errorf("give one of file, module and command")
+		v.Errorf("give either file or command")
 	}
 	command := v.In("command")
 	if _, ok := command.Raw.([]any); ok && (len(d.Command) == 0 || d.Command[0] == "") {
@@ -76,8 +75,7 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 		v.Into(&tables)
 	}
 	for _, name := range slices.Sorted(maps.Keys(tables)) {
-		one := Remote{Publish: "never", Ask: "always", Connect: "300ms", LoseAtMost: "10s",
-			Lease: true}
+		one := Remote{Publish: "never", Ask: "always", Lease: true}
 		table := tables[name]
 		checkThreshold(table)
 		table.Into(&one)
@@ -97,11 +95,8 @@ func (r *Remotes) Decode(v tomlfile.Value) {
 // Config converts the remote for package remote.
 func (r Remote) Config(name string) remote.Config {
 	return remote.Config{Name: name, URL: r.URL, Region: r.Region, Endpoint: r.Endpoint,
-		Connect: Duration(r.Connect), Rate: amount(r.Rate).Bytes}
+		Rate: amount(r.Rate).Bytes}
 }
-
-// Loss is LoseAtMost as a duration.
-func (r Remote) Loss() time.Duration { return Duration(r.LoseAtMost) }
 
 // checkEP finds a misspelled execution provider. Plugins may register under any name, so an unknown
 // name is accepted if it has the usual syntax and is not similar to a known one.

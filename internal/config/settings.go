@@ -1,15 +1,11 @@
 package config
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache/rules"
 	"github.com/epcached/epcached/compilers"
@@ -32,8 +28,9 @@ type Settings struct {
 	Worker string `toml:"worker" is:"path"`
 	// "name" or "uid", either with ":group"; "": the daemon's own.
 	WorkerUser string `toml:"worker_user" is:"user"`
-	// Socket of the systemd unit that starts workers; "": they are the daemon's children.
-	WorkerSocket string `toml:"worker_socket" is:"path"`
+	// Socket of the systemd unit that starts workers, from a flag; "": they are the daemon's
+	// children.
+	WorkerSocket string
 	// Compiles at the same time; 0: one per processor.
 	Jobs uint64 `toml:"jobs" range:"0 4096"`
 	// Bytes of memory for all compiles together; 0: half of the machine's memory.
@@ -44,20 +41,13 @@ type Settings struct {
 	Publishers     []uint32 `toml:"publishers" range:"0 4294967294"`
 	// Files with the public keys that sign trusted imports.
 	Trust []string `toml:"trust" is:"file"`
-	// For builds of other machines, when no trust document is in effect.
-	OnExpired string `toml:"on_expired" in:"refuse,warn"`
-	// Socket of the systemd unit that starts epcached-remote; "": it is the daemon's child.
-	RemoteSocket string `toml:"remote_socket" is:"path"`
 	// File with the private key that signs published builds.
 	SigningKey string `toml:"signing_key" is:"file"`
 	// "EP/option", "session/key".
 	AllowOptions []string `toml:"allow_options" is:"option"`
 	// Files or directories of rules, over the shipped ones.
-	Rules []string `toml:"rules" is:"path"`
-	// Seconds.
-	Quiet      float64 `toml:"quiet_seconds" range:"0.01 3600"`
-	Poll       float64 `toml:"poll_seconds" range:"0.1 86400"`
-	KeepSource string  `toml:"keep_source" in:"reference,copy,none"`
+	Rules      []string `toml:"rules" is:"path"`
+	KeepSource string   `toml:"keep_source" in:"reference,copy,none"`
 	// Clients may start the user's own daemon.
 	Autostart bool `toml:"autostart"`
 	// As ParseDuration reads it; "": as for IdleAfter.
@@ -66,12 +56,10 @@ type Settings struct {
 	Layers    []Layer    `toml:"layer"`
 	Limits    Limits     `toml:"limits"`
 	Sandbox   Sandbox    `toml:"sandbox"`
-	Claims    Claims     `toml:"claims"`
 	Drivers   []Driver   `toml:"driver"`
 	Compilers []Compiler `toml:"compiler"`
 	Policies  Policies   `toml:"policy"`
 	Rebuild   Rebuild    `toml:"rebuild"`
-	Failures  Failures   `toml:"failures"`
 	Space     Space      `toml:"space"`
 	// By name.
 	Remotes Remotes `toml:"remote"`
@@ -117,33 +105,24 @@ func (t *LayerTrust) Decode(v tomlfile.Value) {
 
 // Limits bound one compile.
 type Limits struct {
-	WallSeconds float64 `toml:"wall_seconds" range:"0 31536000"`
-	CPUSeconds  float64 `toml:"cpu_seconds" range:"0 31536000"`
-	Verify      float64 `toml:"verify_seconds" range:"0 31536000"`
-	MemoryBytes uint64  `toml:"memory_bytes" range:"0"`
-	OutputBytes uint64  `toml:"output_bytes" range:"0"`
-	OutputFiles uint64  `toml:"output_files" range:"0 1048576"`
-	OpenFiles   uint64  `toml:"open_files" range:"0 1073741824"`
-	Processes   uint64  `toml:"processes" range:"0 4194304"`
-	StackBytes  uint64  `toml:"stack_bytes" range:"0 1099511627776"`
-	Nice        uint64  `toml:"nice" range:"0 19"`
+	Wall        string `toml:"wall" is:"pause"`
+	MemoryBytes uint64 `toml:"memory_bytes" range:"0"`
+	OutputBytes uint64 `toml:"output_bytes" range:"0"`
 }
 
 // Sandbox gives workers more access.
 type Sandbox struct {
-	Network    bool     `toml:"network"`
-	Read       []string `toml:"read" is:"path"`  // directories and files
-	Write      []string `toml:"write" is:"path"` // directories and device files
-	Namespaces bool     `toml:"namespaces"`      // workers get a pid namespace of their own
+	Network bool     `toml:"network"`
+	Read    []string `toml:"read" is:"path"`  // directories and files
+	Write   []string `toml:"write" is:"path"` // directories and device files
 }
 
 // Driver says where to read the version of a driver that an execution provider does not report:
-// from one of File, Module and Command.
+// from File or Command.
 type Driver struct {
-	EP      string   `toml:"ep" is:"ep"`         // "": for all that do not report it
-	File    string   `toml:"file" is:"path"`     // its first line
-	Module  string   `toml:"module" is:"module"` // /sys/module/MODULE/version
-	Command []string `toml:"command"`            // the first line of its output
+	EP      string   `toml:"ep" is:"ep"`     // "": for all that do not report it
+	File    string   `toml:"file" is:"path"` // its first line
+	Command []string `toml:"command"`        // the first line of its output
 }
 
 // Compiler is one [[compiler]]: a vendor's own, for an execution provider. Its fields are those of
@@ -167,14 +146,9 @@ type Policy struct {
 	PreferRecompilation string `toml:"prefer_recompilation" in:"serve_and_refresh,serve,refuse"`
 	Unsupported         string `toml:"unsupported" in:"recompile,fail"`
 	// As ParseDuration reads it; "": no limit.
-	MaxAge string `toml:"max_age" is:"duration"`
-	// Builds that compile faster are not stored.
-	MinCompileSeconds float64 `toml:"min_compile_seconds" range:"0 31536000"`
-	MeasureGain       bool    `toml:"measure_gain"`
+	MaxAge      string `toml:"max_age" is:"duration"`
+	MeasureGain bool   `toml:"measure_gain"`
 }
-
-// Age is MaxAge as a duration; 0: no limit.
-func (p Policy) Age() time.Duration { return Duration(p.MaxAge) }
 
 // AutostartIdleExit is how long a daemon that a client started stays without use by default.
 const AutostartIdleExit = 15 * time.Minute
@@ -188,44 +162,19 @@ func (s *Settings) IdleAfter(started bool) time.Duration {
 	return Duration(s.IdleExit)
 }
 
-// Claims bound the artefacts that applications compile themselves.
-type Claims struct {
-	DeadlineSeconds float64 `toml:"deadline_seconds" range:"1 604800"`
-	Bytes           uint64  `toml:"bytes" range:"1"`      // of one compiled model
-	UserBytes       uint64  `toml:"user_bytes" range:"1"` // of all builds that one user has put
-	Open            uint64  `toml:"open" range:"1 1024"`  // of one user at the same time
-}
-
 // Rebuild bounds background recompiles.
 type Rebuild struct {
 	Enabled bool   `toml:"enabled"`
-	Jobs    uint64 `toml:"jobs" range:"1 4096"`
-	// processor seconds in each second, for each job
-	CPUShare float64 `toml:"cpu_share" range:"0.01 1"`
-	Window   string  `toml:"window" is:"window"` // "22:00-06:00" in local time; "": always
+	Window  string `toml:"window" is:"window"` // "22:00-06:00" in local time; "": always
 }
 
-// Failures says how long failed compiles are remembered. ParseDuration reads the durations.
-type Failures struct {
-	Remember bool `toml:"remember"`
-	// After the first crash; doubled by each further one.
-	Crash string `toml:"crash" is:"pause"`
-	// The same after a limit was reached.
-	Limit   string `toml:"limit" is:"pause"`
-	Longest string `toml:"longest" is:"pause"` // bound of the doubling
-	// For models that the execution provider refuses, or takes no node of.
-	Refused string `toml:"refused" is:"pause"`
-}
-
-// Space bounds the store, and says when builds are packed and where they are unpacked. ParseAmount
-// reads the amounts, ParseDuration the durations; "" and 0: no bound.
+// Space bounds the store, and says when builds are packed. ParseAmount reads the amounts,
+// ParseDuration the durations; "": no bound.
 type Space struct {
 	Budget    string `toml:"budget" is:"budget"`    // on disk
 	FreeFloor string `toml:"free_floor" is:"floor"` // free space to keep on the file system
 	// builds that were not used for so long are evicted
-	MaxUnused  string `toml:"max_unused" is:"age"`
-	MaxEntries uint64 `toml:"max_entries" range:"0"`
-	UserBytes  string `toml:"user_bytes" is:"budget"` // of all builds that one user requested
+	MaxUnused string `toml:"max_unused" is:"age"`
 	// UserShare is the part of the budget for an ordinary user's builds and pins.
 	UserShare string `toml:"user_share" is:"budget"`
 
@@ -234,7 +183,6 @@ type Space struct {
 	PackAfter string `toml:"pack_after" is:"pause"`
 	// Period in which all stored bytes are verified once.
 	VerifyEvery string `toml:"verify_every" is:"age"`
-	UnpackedDir string `toml:"unpacked_dir" is:"path"` // "": in the state directory
 }
 
 // Remotes has the remotes by name.
@@ -248,10 +196,6 @@ type Remote struct {
 	Trust    []string `toml:"trust" is:"file"` // files with the trusted public keys
 	Publish  string   `toml:"publish" in:"never,shared"`
 	Ask      string   `toml:"ask" in:"always,never"`
-	// How long a request waits for a connection, and how much time it may lose to the remote in
-	// all.
-	Connect    string `toml:"connect" is:"duration"`
-	LoseAtMost string `toml:"lose_at_most" is:"duration"`
 	// Rate is bytes per second of background transfers; "": no bound.
 	Rate  string `toml:"rate" is:"budget"`
 	Lease bool   `toml:"lease"` // one machine of a fleet compiles for all
@@ -262,25 +206,11 @@ func Defaults() *Settings {
 	state, socket := defaultFiles()
 	return &Settings{
 		State: state, Socket: socket, LogLevel: "info",
-		Limits: Limits{
-			WallSeconds: compilers.DefaultLimits.Wall.Seconds(),
-			CPUSeconds:  compilers.DefaultLimits.CPU.Seconds(),
-			Verify:      compilers.DefaultLimits.Verify.Seconds(),
-			OutputBytes: uint64(compilers.DefaultLimits.Output),
-			OutputFiles: uint64(compilers.DefaultLimits.Files),
-			OpenFiles:   uint64(compilers.DefaultLimits.OpenFiles),
-			Processes:   uint64(compilers.DefaultLimits.Processes),
-			StackBytes:  uint64(compilers.DefaultLimits.Stack),
-			Nice:        uint64(compilers.DefaultLimits.Nice),
-		},
-		Sandbox: Sandbox{Namespaces: true},
-		Claims:  Claims{DeadlineSeconds: 1800, Bytes: 64 << 30, UserBytes: 256 << 30, Open: 16},
-		Quiet:   1, Poll: 2, KeepSource: "reference", Autostart: true,
-		OnExpired: "refuse",
+		Limits:     Limits{Wall: "30m", OutputBytes: uint64(compilers.DefaultLimits.Output)},
+		KeepSource: "reference", Autostart: true,
 		Policies: Policies{"": {Unknown: "load_check", PreferRecompilation: "serve_and_refresh",
 			Unsupported: "recompile", MeasureGain: true}},
-		Rebuild:  Rebuild{Enabled: true, Jobs: 1, CPUShare: 0.5},
-		Failures: Failures{Remember: true, Crash: "1m", Limit: "10m", Longest: "1d", Refused: "1d"},
+		Rebuild: Rebuild{Enabled: true},
 		Space: Space{Budget: "20%", FreeFloor: "2%", UserShare: "25%", Pack: "cold",
 			PackAfter: "2h", VerifyEvery: "30d"},
 	}
@@ -316,6 +246,7 @@ func (s *Settings) decode(d *tomlfile.Document) {
 		}
 		s.fields = append(s.fields, field{v.Path, origin, v.Position(), show})
 	}
+	replaced(d.Root())
 	d.Root().Into(s)
 }
 
@@ -333,34 +264,6 @@ type (
 	Errors   = tomlfile.Errors
 )
 
-// removedKeys has the fields of earlier versions, with the reason and the replacement; "*" stands
-// for the tables around a field. They are accepted with a warning, so that the daemon starts after
-// an upgrade.
-var removedKeys = map[string]string{
-	"space.compress_after": "packing now compresses a build's own bytes if that saves an eighth",
-	"standby_seconds":      "a worker now starts with its compile",
-	"threshold":            oneSignature,
-	"report_quorum":        loadedOnReport,
-	"trusted_reporters":    loadedOnReport,
-	"*.threshold":          oneSignature, // of a remote
-}
-
-const loadedOnReport = "a report leads to a load of the build; to withhold a build from all " +
-	"users without one, use epcachectl invalidate"
-
-const oneSignature = "one signature counts; limit what a key may sign with the lines EPs, " +
-	"Builders, Requests and Not-After in its file of trust"
-
-// checkThreshold refuses a table in which several keys had to sign, because a build that only one
-// of them signed would be accepted otherwise.
-func checkThreshold(table tomlfile.Value) {
-	v := table.In("threshold")
-	if n, is := v.Raw.(int64); is && n > 1 {
-		v.Errorf("%d signatures are not supported any more: %s; then remove this line", n,
-			oneSignature)
-	}
-}
-
 // Warnings returns the fields that have no effect any more, in the order of the file.
 func (s *Settings) Warnings() Errors { return s.warnings }
 
@@ -375,41 +278,6 @@ func (s *Settings) LoadRules() (*rules.Set, error) {
 		return nil, fmt.Errorf("field \"rules\": %w", err)
 	}
 	return own.Overriding(rules.Shipped()), nil
-}
-
-// CheckUnpackedDir fails if unpacked_dir is set but is no directory in which this user can make the
-// daemon's own, because the daemon would not start then. The error is an Errors.
-func (s *Settings) CheckUnpackedDir() error {
-	dir := s.Space.UnpackedDir
-	if dir == "" {
-		return nil
-	}
-	const field = "space.unpacked_dir"
-	text := ""
-	info, err := os.Stat(dir)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		text = fmt.Sprintf("directory %q does not exist: create it, or name another one", dir)
-	case err != nil:
-		text = fmt.Sprintf("%q: %v", dir, tomlfile.WithoutPath(err))
-	case !info.IsDir():
-		text = fmt.Sprintf("%q is not a directory", dir)
-	default:
-		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
-			text = fmt.Sprintf("user %d may not write to %q: %v; run the check as the daemon's "+
-				"user", os.Getuid(), dir, tomlfile.WithoutPath(err))
-		}
-	}
-	if text == "" {
-		return nil
-	}
-	var at Position // none if a flag sets it
-	for _, f := range s.fields {
-		if tomlfile.Spell(f.path) == field {
-			at = f.at
-		}
-	}
-	return Errors{{File: s.File, Position: at, Field: field, Text: text}}
 }
 
 // defaultFiles returns the state and the socket, "" for a user without a home.

@@ -18,8 +18,6 @@ var checks = map[string]func(string) error{
 	"age": checkUnused, "budget": checkBudget, "duration": checkDuration, "ep": checkEP,
 	"file": checkFile, "floor": checkFloor,
 	"option": matches(`(?s)^[^/]+/.`, "%q is not EP/option or session/key"),
-	// the name becomes part of a path
-	"module": matches(`^[^./\x00][^/\x00]*$`, "%q is not the name of a kernel module"),
 	"path":   notEmpty, "pause": checkPause, "some": notEmpty,
 	// "name" or "uid", with ":group" or without. The daemon's start checks that the user exists.
 	"user": matches(`^$|^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*\$?)?$`,
@@ -120,9 +118,6 @@ func matches(pattern, wrong string) func(string) error {
 	}
 }
 
-// Seconds returns a number of seconds as a duration.
-func Seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
 // Amount is a number of bytes, or a part of a file system's size. The zero Amount is no bound.
 type Amount struct {
 	Bytes   int64
@@ -155,9 +150,9 @@ func amount(text string) Amount {
 	return a
 }
 
-// Amounts parses Budget, FreeFloor, UserBytes and UserShare.
-func (x Space) Amounts() (budget, floor, user, share Amount) {
-	return amount(x.Budget), amount(x.FreeFloor), amount(x.UserBytes), amount(x.UserShare)
+// Amounts parses Budget, FreeFloor and UserShare.
+func (x Space) Amounts() (budget, floor, share Amount) {
+	return amount(x.Budget), amount(x.FreeFloor), amount(x.UserShare)
 }
 
 // minBudget is smaller than any useful compiled model. A smaller budget probably lacks its unit.

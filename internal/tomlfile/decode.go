@@ -66,6 +66,22 @@ func (v Value) Keys() []string {
 	return slices.Sorted(maps.Keys(table))
 }
 
+// Replace gives another key of the same table this value, as if the file said so, and records a
+// warning. The file's own value of that key has precedence.
+func (v Value) Replace(key string, value any) {
+	table := v.In()
+	table.Path = v.Path[:len(v.Path)-1]
+	inner := table.In(key)
+	v.Warnings = append(v.Warnings, v.AddError(fmt.Sprintf("it has another name now: write %s = %q",
+		key, value)))
+	raw := v.Root().In(table.Path...).Raw.(map[string]any)
+	delete(raw, v.key())
+	if _, has := raw[key]; !has {
+		raw[key] = value
+		v.positions[pathKey(inner.Path)] = v.Position()
+	}
+}
+
 // Position returns the position of the value, zero if it is missing.
 func (v Value) Position() Position { return v.positions[pathKey(v.Path)] }
 

@@ -72,7 +72,7 @@ def test_every_pair_that_works_without_epcached_works_with_it(
     for provider, onnxruntime in pairs:
         put(place, "onnxruntime_ep_openvino", runtime(providers[provider]))
         put(place, "onnxruntime", runtime(onnxruntimes[onnxruntime]))
-        daemon = daemon or start(place, configuration="quiet_seconds = 0.5\n")
+        daemon = daemon or start(place)
         (plain,) = sessions(plain=True)
         pair = (provider, onnxruntime)
         if "error" in plain:

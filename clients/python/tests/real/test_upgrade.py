@@ -78,9 +78,7 @@ def begin(programs: Path) -> Iterator[Begin]:
     daemons: list[Daemon] = []
 
     def start(runtime: Path) -> Daemon:
-        # Shorter than a package manager's upgrade, but longer than the pauses between files in
-        # these tests.
-        daemons.append(Daemon(programs, [runtime], "quiet_seconds = 0.5\n"))
+        daemons.append(Daemon(programs, [runtime]))
         return daemons[-1]
 
     yield start

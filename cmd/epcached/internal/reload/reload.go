@@ -48,8 +48,7 @@ const configuration = "configuration"
 // Follow watches and applies changes until stop is called, which waits for its end.
 func (r *Reloader) Follow(ctx context.Context, hangup <-chan os.Signal) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	r.watcher = watch.New(watch.Options{Quiet: config.Seconds(r.Started.Quiet),
-		Poll: config.Seconds(r.Started.Poll), Log: r.Log})
+	r.watcher = watch.New(watch.Options{Log: r.Log})
 	if info, err := os.Stat(r.Started.File); err == nil && !info.Mode().IsRegular() {
 		r.Log.Info("the configuration is not a regular file, so it is not "+
 			"reloaded", "file", r.Started.File)
@@ -195,11 +194,8 @@ func (r *Reloader) noteRefused(err error) {
 
 // immediateFields take effect while the daemon runs. All others wait for the next start.
 var immediateFields = []string{"log_level", "administrators", "publishers", "allow_options",
-	"rules", "trust", "on_expired", "signing_key", "remote", "layer",
-	"keep_source",
-	"runtime", "driver", "policy", "rebuild", "claims", "failures", "space.pack",
-	"space.pack_after", "space.verify_every", "space.budget", "space.free_floor",
-	"space.max_unused", "space.max_entries", "space.user_bytes", "space.user_share"}
+	"rules", "trust", "signing_key", "remote", "layer", "keep_source", "runtime", "driver",
+	"policy", "rebuild", "space"}
 
 // differences returns the fields that have other values: those that may change at run time, and
 // those that may not. Fields in an array of tables are represented by the array's name.
