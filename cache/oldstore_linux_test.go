@@ -18,6 +18,7 @@ import (
 
 	"github.com/epcached/epcached/cache/lookup"
 	"github.com/epcached/epcached/cas"
+	"github.com/epcached/epcached/dedupe"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/unixsock/wire"
 )
@@ -82,6 +83,16 @@ func TestAStoreOfAnEarlierVersionIsServed(t *testing.T) {
 		b.open()
 		require.Len(t, b.cache.packing.Recipes.Users(blobNamed(t, "dc66f368", b)), 1,
 			"it is half exchanged")
+		framed := 0
+		require.NoError(t, b.cache.packing.Recipes.Walk(ctx,
+			func(d cas.Digest, _ dedupe.Packed) error {
+				r, err := b.cache.packing.Recipes.Get(d)
+				if err == nil && r.Frames != nil {
+					framed++
+				}
+				return err
+			}))
+		require.Equal(t, 2, framed)
 		serveAll := func() {
 			t.Helper()
 			served := 0

@@ -3,7 +3,6 @@ package cache
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -86,50 +85,6 @@ func BenchmarkUnpack(b *testing.B) {
 	}
 	b.ReportMetric(median[0]/median[1], "unpack/cp")
 	b.ReportMetric(median[0]/median[2], "hashed/cp")
-}
-
-// BenchmarkUnpackCompressed compares decoding with cp, of a file of 64 MiB that is nothing but
-// compressed: a half of hexadecimal digits, a quarter zeros, a quarter that nothing compresses.
-func BenchmarkUnpackCompressed(b *testing.B) {
-	const size = 64 << 20
-	ctx, dir := context.Background(), b.TempDir()
-	noise := make([]byte, size/2)
-	_, _ = rand.NewChaCha8([32]byte{1}).Read(noise)
-	plain := append([]byte(hex.EncodeToString(noise[:size/4])), make([]byte, size/4)...)
-	plain = append(plain, noise[size/4:]...)
-	object := filepath.Join(dir, "plain")
-	require.NoError(b, os.WriteFile(object, plain, 0o644))
-	recipes, err := dedupe.OpenRecipeStore(dir, nil)
-	require.NoError(b, err)
-	r := &dedupe.Recipe{Blob: blake3.Sum256(plain), Size: size, Literals: dedupe.NoLiterals,
-		Extents: []dedupe.Extent{{Length: size}},
-		Frames:  &dedupe.Frames{Size: size, Each: 256 << 10}}
-	require.NoError(b, recipes.Put(ctx, r, bytes.NewReader(plain), nil))
-	packed, _ := recipes.Has(r.Blob)
-	stored := packed.Stored
-	if r, err = recipes.Get(r.Blob); err != nil {
-		b.Fatal(err)
-	}
-	none := func(cas.Digest) (dedupe.Source, error) { return nil, cas.ErrNotFound }
-	var took [2]time.Duration
-	for b.Loop() {
-		for i, do := range []func(to string) error{
-			func(to string) error {
-				return exec.Command("cp", "--reflink=never", object, to).
-					Run()
-			},
-			func(to string) error { return applyTo(ctx, r, none, to, true) },
-		} {
-			to := filepath.Join(dir, "copy")
-			began := time.Now()
-			require.NoError(b, do(to))
-			took[i] += time.Since(began)
-			require.NoError(b, os.Remove(to))
-		}
-	}
-	b.ReportMetric(float64(stored)/size, "stored/plain")
-	b.ReportMetric(float64(size)*float64(b.N)/1e6/took[1].Seconds(), "MB/s")
-	b.ReportMetric(took[0].Seconds()/took[1].Seconds(), "unpack/cp")
 }
 
 func applyTo(ctx context.Context, r *dedupe.Recipe, open func(cas.Digest) (dedupe.Source, error),

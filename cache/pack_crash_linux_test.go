@@ -38,16 +38,11 @@ type crashBench struct {
 	end    func() // removes it, once it is no longer needed: there are hundreds
 }
 
-// asks makes models of sizes; less than 0: with words in them, which can be compressed; 1: that of
-// 512, with its weights twice.
+// asks makes models of sizes; 1: that of 512, with its weights twice.
 func (b *bench) asks(sizes []int) (out []*request.Request) {
 	for i, n := range sizes {
 		if n == 1 {
 			out = append(out, b.repeated(2))
-			continue
-		}
-		if n < 0 {
-			out = append(out, b.eventTexts(-n, 400, i+1))
 			continue
 		}
 		out = append(out, b.dense(n, i+1))
@@ -214,20 +209,6 @@ func TestStopAtEveryStepOfPacking(t *testing.T) {
 			}
 			return err
 		}, 1},
-		{"pack and compress", []int{320, -320}, nil, func(b *crashBench) error {
-			_, err := b.cache.Store.Packer().PackBuild(ctx, b.builds[1].ID)
-			return err
-		}, 3},
-		{"unpack what is compressed", []int{320, -320}, func(b *bench, builds []*index.Build) {
-			pack(b, builds)
-			require.True(b, b.compressed(large(builds[1])))
-		}, func(b *crashBench) error {
-			a, err := lookup.Lease(ctx, b.cache.Store, b.builds[1], func(string) {})
-			if err == nil {
-				err = a.View.Close()
-			}
-			return err
-		}, 3},
 		{"compact", []int{320, 320, 300}, func(b *bench, builds []*index.Build) {
 			pack(b, builds)
 			_, err := b.cache.Store.Packer().PackBuild(ctx, builds[2].ID)

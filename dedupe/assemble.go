@@ -59,11 +59,8 @@ func (a *Assembled) source(i int) (Source, error) {
 	}
 	if i == len(a.recipe.Bases) {
 		s, err := a.recipe.Frames.open()
-		if err != nil {
-			return nil, err
-		}
 		a.sources[i] = s
-		return s, nil
+		return s, err
 	}
 	c := a.recipe.Bases[i]
 	s, err := a.open(c.Digest)

@@ -20,7 +20,7 @@ import (
 //
 //	offset  size  what
 //	0       8     magic "epcrecip"
-//	8       4     version of the format, 1, or 2: with frames
+//	8       4     version of the format, 1, or 2: with frames, which is only read
 //	12      4     n, the length of the body, at most 32 MiB
 //	16      n     body
 //	16+n    32    BLAKE3 of all before
@@ -51,7 +51,7 @@ import (
 const (
 	recipeMagic   = "epcrecip"
 	formatPlain   = 1 // of recipes
-	formatFramed  = 2 // of recipes with frames; older versions of epcached refuse it
+	formatFramed  = 2 // of recipes with frames, of earlier versions of epcached
 	formatVersion = formatFramed
 	headerSize    = 16
 	sumSize       = 32
@@ -59,24 +59,22 @@ const (
 	bodyHead      = 56
 	baseSize      = 40
 	minExtent     = 3 // least bytes of an encoded extent
-	framesHead    = 12
-	frameEntry    = 4 + frameSumSize
+	frameEntry    = 20
 )
 
-// Encode validates the recipe and returns the bytes of its file, of a recipe with frames only the
-// bytes before these. The encoding is unique.
+// Encode validates the recipe and returns the bytes of its file. The encoding is unique. It fails
+// for a recipe with frames.
 func (r *Recipe) Encode() ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
+	if r.Frames != nil {
+		return nil, invalid("frames", "they are not written any more")
+	}
 	b := make([]byte, headerSize, headerSize+bodyHead+baseSize*len(r.Bases)+
 		12*len(r.Extents)+sumSize)
 	copy(b, recipeMagic)
-	version := uint32(formatPlain) // the oldest version that suffices
-	if r.Frames != nil {
-		version = formatFramed
-	}
-	binary.LittleEndian.PutUint32(b[8:], version)
+	binary.LittleEndian.PutUint32(b[8:], formatPlain)
 	b = append(b, r.Blob[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.Size))
 	for _, n := range []int{len(r.Bases), len(r.Extents), 0, r.Literals + 1} {
@@ -86,7 +84,6 @@ func (r *Recipe) Encode() ([]byte, error) {
 		b = append(b, c.Digest[:]...)
 		b = binary.LittleEndian.AppendUint64(b, uint64(c.Size))
 	}
-	b = r.appendFrames(b)
 	b = r.appendExtents(b)
 	if len(b)-headerSize > maxBody {
 		return nil, invalid("body", "%d bytes, more than %d", len(b)-headerSize, maxBody)
@@ -101,32 +98,6 @@ func (r *Recipe) Equal(other *Recipe) bool {
 	a, err := r.Encode()
 	b, err2 := other.Encode()
 	return err == nil && err2 == nil && bytes.Equal(a, b)
-}
-
-// headBytes returns the length of Encode's result before the frames are known.
-func (r *Recipe) headBytes() (int64, error) {
-	blank := *r
-	frames := *r.Frames
-	frames.Table = make([]Frame, frames.count())
-	for i := range frames.Table {
-		frames.Table[i].Stored = frames.plain(i)
-	}
-	blank.Frames = &frames
-	b, err := blank.Encode()
-	return int64(len(b)), err
-}
-
-func (r *Recipe) appendFrames(b []byte) []byte {
-	if r.Frames == nil {
-		return b
-	}
-	b = binary.LittleEndian.AppendUint64(b, uint64(r.Frames.Size))
-	b = binary.LittleEndian.AppendUint32(b, uint32(r.Frames.Each))
-	for _, one := range r.Frames.Table {
-		b = binary.LittleEndian.AppendUint32(b, uint32(one.Stored))
-		b = append(b, one.Sum[:]...)
-	}
-	return b
 }
 
 func (r *Recipe) appendExtents(b []byte) []byte {
@@ -150,21 +121,17 @@ func (r *Recipe) appendExtents(b []byte) []byte {
 // DecodeRecipe decodes the bytes of a recipe file, and accepts only recipes that pass Validate.
 // Frames are checked when they are read. Errors are *FormatError or ErrNewer.
 func DecodeRecipe(b []byte) (*Recipe, error) {
-	r, _, err := decodeRecipe(b, int64(len(b)))
-	return r, err
+	return decodeRecipe(b, int64(len(b)))
 }
 
-// decodeRecipe reads the head of a file of that size, and returns where its frames begin.
-func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
+// decodeRecipe reads the head of a file of that size.
+func decodeRecipe(b []byte, size int64) (*Recipe, error) {
 	body, err := bodyOf(b, size)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	d := &decoder{b: body}
-	r = &Recipe{}
-	if binary.LittleEndian.Uint32(b[8:]) == formatFramed {
-		r.Frames = &Frames{}
-	}
+	r := &Recipe{}
 	copy(r.Blob[:], d.fixed("blob", len(r.Blob)))
 	r.Size = d.int64("size")
 	bases := d.count("bases", MaxBases, baseSize)
@@ -172,27 +139,25 @@ func decodeRecipe(b []byte, size int64) (r *Recipe, head int64, err error) {
 	names := d.count("names", maxBody, 1)
 	r.Literals = d.count("literals", bases, 0) - 1
 	d.bases(r, bases)
-	length := "length" // the field that the length of the file depends on
-	if r.Frames != nil {
-		d.frames(r.Frames)
-		length = "frames"
+	end := int64(headerSize + len(body) + sumSize)
+	if binary.LittleEndian.Uint32(b[8:]) == formatFramed {
+		end = d.frames(r, end)
 	}
 	d.extents(r, extents)
 	if d.err == nil && names == 0 && len(d.b) > d.at {
 		d.fail("body", "%d bytes after its end", len(d.b)-d.at)
 	}
 	if d.err != nil {
-		return nil, 0, d.err
+		return nil, d.err
+	}
+	if end != size {
+		return nil, &FormatError{12, "length",
+			fmt.Sprintf("%d bytes, but the file has %d", end, size)}
 	}
 	if err := r.Validate(); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	head = int64(headerSize + len(body) + sumSize)
-	if n := head + r.Frames.stored(); n != size {
-		return nil, 0,
-			&FormatError{12, length, fmt.Sprintf("%d bytes, but the file has %d", n, size)}
-	}
-	return r, head, nil
+	return r, nil
 }
 
 // bodyOf checks the header and the checksum, and returns the body. It checks the version first,
@@ -247,13 +212,11 @@ func readRecipe(fsys cas.FS, path string, d cas.Digest) (r *Recipe, stamp cas.St
 	if err != nil {
 		return nil, stamp, err
 	}
-	r, head, err := decodeRecipe(b, info.Size())
-	if err != nil {
+	if r, err = decodeRecipe(b, info.Size()); err != nil {
 		return nil, stamp, err
 	}
 	if r.Frames != nil {
-		r.Frames.file = &framedFile{fs: fsys, path: path, head: head,
-			sum: [sumSize]byte(b[head-sumSize:])}
+		r.Frames.fs, r.Frames.path, r.Frames.stamp = fsys, path, stamp
 	}
 	if r.Blob != d {
 		return nil, stamp,
@@ -406,24 +369,29 @@ func (d *decoder) extents(r *Recipe, n int) {
 	}
 }
 
-func (d *decoder) frames(f *Frames) {
-	f.Size = d.int64("literals")
-	each := d.fixed("frame size", 4)
-	if d.err != nil {
-		return
+// frames reads the table of the frames, which begin at offset at of the file, and returns their
+// end.
+func (d *decoder) frames(r *Recipe, at int64) (end int64) {
+	f := &Frames{fs: cas.OS{}, size: d.int64("literals"),
+		each: int64(binary.LittleEndian.Uint32(d.fixed("frame size", 4)))}
+	most := min(maxFrames, int64(len(d.b)-d.at)/frameEntry)
+	if f.size <= 0 || f.size > MaxSize || f.each < minFrame || f.each > maxFrame ||
+		f.each&(f.each-1) != 0 || (f.size+f.each-1)/f.each > most || r.Literals != NoLiterals {
+		d.fail("frames", "%d bytes in frames of %d, and at most %d of them", f.size, f.each, most)
+		return at
 	}
-	f.Each = int64(binary.LittleEndian.Uint32(each))
-	if f.Each == 0 || f.Size > MaxSize || f.count() > int64(len(d.b)-d.at)/frameEntry {
-		d.at -= 4
-		d.fail("frame size", "%d bytes, and %d when decompressed, with a table of "+
-			"%d", f.Each, f.Size,
-			len(d.b)-d.at)
-		return
-	}
-	f.Table = make([]Frame, f.count())
-	for i := range f.Table {
+	f.table = make([]frame, (f.size+f.each-1)/f.each)
+	for i := range f.table {
 		b := d.fixed("frame", frameEntry)
-		f.Table[i].Stored = int64(binary.LittleEndian.Uint32(b))
-		copy(f.Table[i].Sum[:], b[4:])
+		one := frame{at, int64(binary.LittleEndian.Uint32(b)), [16]byte(b[4:])}
+		if one.stored <= 0 || one.stored > f.plain(i) {
+			d.fail(fmt.Sprintf("frame %d", i), "%d bytes stored, %d when decompressed",
+				one.stored, f.plain(i))
+			return at
+		}
+		f.table[i] = one
+		at += one.stored
 	}
+	r.Frames = f
+	return at
 }

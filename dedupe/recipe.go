@@ -2,10 +2,10 @@
 // match finds the bytes that blobs share.
 //
 // A Recipe restores a packed blob from extents: ranges of other blobs, its bases, which are whole
-// in the store. The bytes that no other blob has, the recipe's literals, are either a base too,
-// which later recipes may use, or compressed in the recipe's own file (Frames). A base is never
-// packed itself. A repeated short run, such as zeros, is one extent with a period. doc/format.md
-// has the bytes of a recipe.
+// in the store. The bytes that no other blob has, the recipe's literals, are a base too, which
+// later recipes may use; earlier versions also compressed them in the recipe's own file (Frames).
+// A base is never packed itself. A repeated short run, such as zeros, is one extent with a period.
+// doc/format.md has the bytes of a recipe.
 //
 // Stored recipes are not trusted: DecodeRecipe accepts only consistent ones, and Apply hashes the
 // result, so a wrong extent or base may cost a compile but never produces a wrong artefact. With
@@ -70,8 +70,8 @@ type Recipe struct {
 	// Literals is the index of the base with this recipe's literals, or NoLiterals.
 	Literals int
 	Extents  []Extent
-	// Frames has literals in the recipe's own file, compressed; nil: none. With Frames, Literals is
-	// NoLiterals.
+	// Frames has literals in the recipe's own file, of an earlier version; nil: none. With Frames,
+	// Literals is NoLiterals.
 	Frames *Frames
 }
 
@@ -83,14 +83,6 @@ func (r *Recipe) Validate() error {
 	}
 	if err := r.validateBases(); err != nil {
 		return err
-	}
-	if r.Frames != nil {
-		if err := r.Frames.validate(); err != nil {
-			return err
-		}
-		if r.Literals != NoLiterals {
-			return invalid("literals", "a base, and frames")
-		}
 	}
 	if len(r.Extents) > MaxExtents {
 		return invalid("extents", "%d of them, more than %d", len(r.Extents), MaxExtents)
@@ -108,9 +100,6 @@ func (r *Recipe) Validate() error {
 		return invalid("extents", "they end at %d, the blob at %d", at, r.Size)
 	}
 	for i, u := range used {
-		if !u && i == len(r.Bases) {
-			return invalid("frames", "no extent uses them")
-		}
 		if !u {
 			return invalid(fmt.Sprintf("base %d", i), "no extent uses it")
 		}
@@ -175,7 +164,7 @@ func (r *Recipe) sources() int {
 
 func (r *Recipe) sizeOf(i int) int64 {
 	if i == len(r.Bases) {
-		return r.Frames.Size
+		return r.Frames.size
 	}
 	return r.Bases[i].Size
 }

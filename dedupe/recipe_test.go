@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"flag"
 	"io"
 	"os"
 	"path/filepath"
@@ -17,9 +16,6 @@ import (
 
 	"github.com/epcached/epcached/cas"
 )
-
-var writeSample = flag.Bool("write-sample", false,
-	"write the sample of a new format; never for one that was released")
 
 var (
 	sampleBase = bytes.Repeat([]byte("weights of a layer, "), 20000)

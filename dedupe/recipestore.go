@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -44,11 +43,11 @@ type RecipeStore struct {
 
 // Packed has the facts about a recipe that are kept in memory.
 type Packed struct {
-	Size       int64 // bytes of the restored blob
-	Stored     int64 // bytes of the recipe's file
-	Disk       int64 // disk bytes of the file, in whole blocks
-	Compressed int64 // decompressed bytes of literals in the file
-	Bases      []Base
+	Size   int64 // bytes of the restored blob
+	Stored int64 // bytes of the recipe's file
+	Disk   int64 // disk bytes of the file, in whole blocks
+	Own    int64 // bytes of the literals
+	Bases  []Base
 	// Taken has the bytes of the blob from each base, then from literals in the file.
 	Taken    []int64
 	Literals int // as in Recipe
@@ -209,7 +208,9 @@ func (s *RecipeStore) noteRecipe(r *Recipe, stored int64, certain bool) {
 	p := Packed{Size: r.Size, Stored: stored, Bases: slices.Clone(r.Bases),
 		Taken: r.BytesPerBase(), Literals: r.Literals}
 	if r.Frames != nil {
-		p.Compressed = r.Frames.Size
+		p.Own = r.Frames.size
+	} else if r.Literals != NoLiterals {
+		p.Own = r.Bases[r.Literals].Size
 	}
 	p.Disk, _ = cas.DiskBytes(s.path(r.Blob)) // 0 if it was just removed
 	s.mu.Lock()
@@ -248,17 +249,18 @@ func (s *RecipeStore) releaseBasesLocked(d cas.Digest, bases []Base) {
 	}
 }
 
-// Put stores the recipe durably, and replaces an earlier one of the blob. literals are the
-// decompressed bytes of r.Frames, which Put compresses into the file; nil without frames. verify,
-// which may be nil, is called with the written recipe before it gets its name; if it fails, the
-// store is unchanged. The bases must be durable before. After Put, Users returns the blob for each
-// of them.
-func (s *RecipeStore) Put(ctx context.Context, r *Recipe, literals Source,
-	verify func(*Recipe) error) error {
-	// without the lock, so that others can put and remove
-	path, stored, err := s.stage(ctx, r, literals, verify)
+// Put stores the recipe durably, and replaces an earlier one of the blob. verify, which may be nil,
+// is called with the written recipe before it gets its name; if it fails, the store is unchanged.
+// The bases must be durable before. After Put, Users returns the blob for each of them.
+func (s *RecipeStore) Put(r *Recipe, verify func(*Recipe) error) error {
+	b, err := r.Encode()
+	var path string
 	if err == nil {
-		err = s.rename(r, path, stored)
+		// without the lock, so that others can put and remove
+		path, err = s.stage(r.Blob, b, verify)
+	}
+	if err == nil {
+		err = s.rename(r, path, int64(len(b)))
 	}
 	if err != nil {
 		return fmt.Errorf("store the recipe of blob %s: %w", r.Blob, err)
@@ -266,59 +268,30 @@ func (s *RecipeStore) Put(ctx context.Context, r *Recipe, literals Source,
 	return nil
 }
 
-func (s *RecipeStore) stage(ctx context.Context, r *Recipe, literals Source,
-	verify func(*Recipe) error) (path string, stored int64, err error) {
+func (s *RecipeStore) stage(d cas.Digest, b []byte, verify func(*Recipe) error) (path string,
+	err error) {
 	path = filepath.Join(s.incoming, rand.Text())
 	f, err := s.fs.Create(path)
 	if err != nil {
-		return "", 0, err
+		return "", err
 	}
-	err = s.write(ctx, f, r, literals)
-	if err == nil {
+	if _, err = s.fs.WriteAt(f, b, 0); err == nil {
 		err = s.fs.Chmod(f, 0o444)
 	}
 	if err == nil {
 		err = s.fs.Sync(f)
 	}
-	if info, err2 := f.Stat(); err2 != nil {
-		err = errors.Join(err, err2)
-	} else {
-		stored = info.Size()
-	}
 	err = errors.Join(err, f.Close())
 	if err == nil && verify != nil {
 		var written *Recipe
-		if written, _, err = readRecipe(s.fs, path, r.Blob); err == nil {
+		if written, _, err = readRecipe(s.fs, path, d); err == nil {
 			err = verify(written)
 		}
 	}
 	if err != nil {
-		return "", 0, errors.Join(err, s.fs.Remove(path))
+		return "", errors.Join(err, s.fs.Remove(path))
 	}
-	return path, stored, nil
-}
-
-func (s *RecipeStore) write(ctx context.Context, f *os.File, r *Recipe, literals Source) error {
-	if r.Frames != nil {
-		if literals == nil || literals.Size() != r.Frames.Size {
-			return invalid("literals", "not the %d bytes of its frames", r.Frames.Size)
-		}
-		head, err := r.headBytes()
-		if err != nil {
-			return err
-		}
-		if err := r.Frames.compressTo(ctx, literals, head, func(p []byte, off int64) error {
-			_, err := s.fs.WriteAt(f, p, off)
-			return err
-		}); err != nil {
-			return err
-		}
-	}
-	b, err := r.Encode()
-	if err == nil {
-		_, err = s.fs.WriteAt(f, b, 0)
-	}
-	return err
+	return path, nil
 }
 
 // rename moves the staged recipe to its name, durably. After an error a crash may bring the earlier

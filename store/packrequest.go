@@ -40,8 +40,8 @@ func (p *Packer) PackOnRequest(ctx context.Context, dryRun bool) func(b *index.B
 		case promised == 0 && p.st.views.NeedsUnpacking(b):
 			return "kept: it is packed already", 0, nil
 		case promised == 0:
-			return "kept: packing would save too little: it shares few bytes with other builds, " +
-				"and compresses badly", 0, nil
+			return "kept: packing would save too little: it shares few bytes with " +
+				"other builds", 0, nil
 		case dryRun:
 			return PackedNow, promised, nil
 		}

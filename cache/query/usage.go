@@ -469,22 +469,12 @@ func (q *Queries) blobFormText(d cas.Digest) string {
 	if !packed || !q.packing.OnlyPacked(d) {
 		return "whole"
 	}
-	text := fmt.Sprintf("packed: %s of %s are its "+
-		"own", bytesize.Text(packedBytes(&p)), bytesize.Text(p.Size))
-	if p.Compressed > 0 {
-		text += fmt.Sprintf(", compressed to %s", bytesize.Text(p.Stored))
-	}
+	text := fmt.Sprintf("packed: %s of %s are its own", bytesize.Text(p.Own),
+		bytesize.Text(p.Size))
 	if _, _, unpacked := q.packing.Bytes(d); unpacked > 0 {
 		text += ", with an unpacked copy in use"
 	}
 	return text
-}
-
-func packedBytes(p *dedupe.Packed) int64 {
-	if p.Literals >= 0 {
-		return p.Bases[p.Literals].Size
-	}
-	return p.Compressed
 }
 
 // FirstEP names the first execution provider of a build, "" if it has none.

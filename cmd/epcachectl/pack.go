@@ -19,9 +19,8 @@ func newPack(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pack ENTRY|MODEL...|--all [-n]",
 		Short: "store builds as deltas of similar builds",
-		Long: `pack keeps builds as recipes: bytes that other builds have too are not stored again,
-and the rest is compressed if that saves an eighth. The next request unpacks the build, in about
-the time of a copy.
+		Long: `pack keeps builds as recipes: bytes that other builds have too are not stored again.
+The next request unpacks the build, in about the time of a copy.
 
 The daemon packs unused builds by itself (see [space] in its configuration). Builds that are in
 use, or would free less than 64 KiB, are not packed. ENTRY is as for show; --all means all own

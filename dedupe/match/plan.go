@@ -82,17 +82,6 @@ func (p *Plan) Recipe(blob, literals cas.Digest) (*dedupe.Recipe, error) {
 	return r, r.Validate()
 }
 
-// Framed returns the plan as a recipe that has the blob's own literals in its own
-// file, compressed: RecipeStore.Put writes them there. The plan has literals.
-func (p *Plan) Framed(blob cas.Digest) *dedupe.Recipe {
-	last := len(p.Bases) - 1 // the literals, which the frames replace
-	return &dedupe.Recipe{
-		Blob: blob, Size: p.Size, Bases: slices.Clone(p.Bases[:last]), Literals: dedupe.NoLiterals,
-		Extents: slices.Clone(p.Extents),
-		Frames:  &dedupe.Frames{Size: p.LiteralSize(), Each: dedupe.FrameSize},
-	}
-}
-
 // plan makes the plan from the matches. It drops copies and short matches if there are too many
 // extents.
 func (m *matcher) plan() *Plan {

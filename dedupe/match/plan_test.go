@@ -1,17 +1,11 @@
 package match
 
 import (
-	"bytes"
-	"context"
 	"io"
-	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"lukechampine.com/blake3"
 
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/dedupe"
 )
 
@@ -48,60 +42,6 @@ func TestLiteralsFromAnyOffset(t *testing.T) {
 			if k < n {
 				require.ErrorIs(t, err, io.EOF)
 			}
-		}
-	}
-}
-
-// A plan becomes a recipe that contains the literals as frames, and is verified before it is
-// published.
-func TestAPlanBecomesARecipeWithFrames(t *testing.T) {
-	ctx := context.Background()
-	noise := func(seed byte, n int) []byte {
-		b := make([]byte, n)
-		_, _ = rand.NewChaCha8([32]byte{seed}).Read(b)
-		return b
-	}
-	base, own := noise(1, 1<<20), bytes.Repeat([]byte("what stands nowhere else, "), 20000)
-	plain := slices.Concat(own[:300000], base, own[300000:])
-	target := bytes.NewReader(plain)
-	candidate := Candidate{Digest: cas.Digest(blake3.Sum256(base)),
-		Source: bytes.NewReader(base)}
-	for _, candidates := range [][]Candidate{{candidate}, nil} {
-		plan, err := Find(ctx, target, among(candidates...))
-		require.NoError(t, err)
-		r := plan.Framed(cas.Digest(blake3.Sum256(plain)))
-		require.Len(t, r.Bases, len(candidates))
-		dir := t.TempDir()
-		s, err := dedupe.OpenRecipeStore(dir, nil)
-		require.NoError(t, err)
-		open := func(cas.Digest) (dedupe.Source, error) { return candidate.Source, nil }
-		proven := false
-		require.Error(t, s.Put(ctx, r, nil, nil), "the literals are missing")
-		require.NoError(t, s.Put(ctx, r, plan.Literals(target), func(staged *dedupe.Recipe) error {
-			a, err := dedupe.Assemble(staged, open)
-			require.NoError(t, err)
-			got, err := cas.Sum(ctx, a, 0, a.Size())
-			require.NoError(t, err)
-			require.Equal(t, r.Blob, got)
-			_, there := s.Has(r.Blob)
-			require.False(t, there, "it has its name before it is proven")
-			proven = true
-			return a.Close()
-		}))
-		require.True(t, proven)
-		again, err := s.Get(r.Blob)
-		require.NoError(t, err)
-		require.True(t, again.Equal(r))
-		a, err := dedupe.Assemble(again, open)
-		require.NoError(t, err)
-		for _, e := range again.Extents {
-			got := make([]byte, e.Length)
-			require.NoError(t, dedupe.ReadFull(a, got, e.At))
-			require.True(t, bytes.Equal(plain[e.At:e.At+e.Length], got))
-		}
-		require.NoError(t, a.Close())
-		for _, one := range r.Bases {
-			require.Equal(t, []cas.Digest{r.Blob}, s.Users(one.Digest))
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 // tables around a field, and a table for all its fields. They are accepted with a warning, so that
 // the daemon starts after an upgrade.
 var removedKeys = map[string]string{
-	"space.compress_after": "packing now compresses a build's own bytes if that saves an eighth",
+	"space.compress_after": "nothing is compressed any more",
 	"standby_seconds":      "a worker now starts with its compile",
 	"threshold":            oneSignature,
 	"report_quorum":        loadedOnReport,

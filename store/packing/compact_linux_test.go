@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/dedupe"
 )
 
 // families lists those of which some blob is used, and all others are idle.
@@ -204,8 +203,7 @@ func TestUnreferencedBlobsAreRemovedWithTheBase(t *testing.T) {
 	}
 }
 
-// A blob that an earlier version kept as nothing but compressed bytes, or that was packed for
-// little, is whole again once it is used.
+// A blob that was packed for little is whole again once it is used.
 func TestABlobThatIsMostlyItsOwnBecomesWholeWhenItIsUsed(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -215,18 +213,7 @@ func TestABlobThatIsMostlyItsOwnBecomesWholeWhenItIsUsed(t *testing.T) {
 	require.True(t, found.Little)
 	_, err := b.Pack(ctx, packed, Little, nil)
 	require.NoError(t, err)
-	text := digits(3, mib)
-	alone := b.put(text)
-	size := int64(len(text))
-	err = b.recipeStore.Put(ctx,
-		&dedupe.Recipe{Blob: alone, Size: size, Literals: dedupe.NoLiterals,
-			Extents: []dedupe.Extent{{Length: size}},
-			Frames:  &dedupe.Frames{Size: size, Each: 256 << 10}}, b.source(text), nil)
-	require.NoError(t, err)
-	removed, err := b.removeWhole(alone)
-	require.NoError(t, err)
-	require.True(t, removed)
-	for d, content := range map[cas.Digest][]byte{packed: little, alone: text} {
+	for d, content := range map[cas.Digest][]byte{packed: little} {
 		require.Empty(t, b.families())
 		require.Equal(t, content, b.read(d))
 		require.Equal(t, []Family{{Hot: d}}, b.families(d))

@@ -91,7 +91,7 @@ func newCrowd(t *testing.T) *crowd {
 }
 
 // similarContents returns contents that share most of their bytes, with each other or with
-// themselves. Some of the bytes that they do not share can be compressed.
+// themselves.
 func similarContents() [][]byte {
 	one, other, again, own := noise(1, 256<<10), noise(2, 256<<10), noise(3, 112<<10),
 		noise(4, 96<<10)

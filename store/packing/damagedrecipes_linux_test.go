@@ -26,7 +26,7 @@ func (b *bench) forge(d cas.Digest) *dedupe.Recipe {
 			e.From -= 4
 		}
 	}
-	require.NoError(b, b.recipeStore.Put(context.Background(), r, nil, nil))
+	require.NoError(b, b.recipeStore.Put(r, nil))
 	return r
 }
 
@@ -65,13 +65,7 @@ func TestUnreadableRecipesPreventRemovals(t *testing.T) {
 	binary.LittleEndian.PutUint32(newer[8:], 9)
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, newer, 0o444))
-	reopen := func() {
-		b.Store, err = Open(Options{Dir: b.Store.dir,
-			Copies: filepath.Join(b.Store.dir, "unpacked"), Whole: b.whole, Memory: b.memory,
-			Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
-		require.NoError(t, err)
-	}
-	reopen()
+	b.reopen()
 	before := b.objects()
 	delete(b.needed, all[0])
 	freed, err := b.Remove(all[0])
@@ -80,7 +74,7 @@ func TestUnreadableRecipesPreventRemovals(t *testing.T) {
 	require.Equal(t, before, b.objects())
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.WriteFile(path, raw, 0o444))
-	reopen() // as the newer one does
+	b.reopen() // as the newer one does
 	require.Equal(t, contents[1], b.read(all[1]))
 }
 

@@ -94,10 +94,6 @@ func formChanges(ctx context.Context) []formChange {
 			_, err := b.Pack(ctx, all[0], Worth, gate)
 			return err
 		}},
-		{name: "compress", n: 2, do: func(b *bench, all []cas.Digest, gate Gate) error {
-			_, err := b.Pack(ctx, all[1], Worth, gate)
-			return err
-		}},
 		{name: "compact", n: 3, do: func(b *bench, all []cas.Digest, gate Gate) error {
 			b.pack(all[1])
 			b.pack(all[2])
@@ -120,15 +116,13 @@ func formChanges(ctx context.Context) []formChange {
 // blobs stores what the change is made with.
 func (c *formChange) blobs(ctx context.Context, b *bench) (all []cas.Digest) {
 	const part = 256 << 10
-	shared, own := noise(1, part), digits(2, part)
+	shared := noise(1, part)
 	for i := range c.n {
 		content := slices.Concat(noise(uint64(10+i), 4096), shared,
 			noise(uint64(20+i), 300), shared)
 		switch {
 		case c.name == "compact what no build needs" && i == 0:
 			content = slices.Concat(noise(3, 2*part), shared, noise(4, part))
-		case c.name == "compress" && i == 1:
-			content = slices.Concat(own, shared)
 		case c.name == "make whole" && i > 0:
 			// the last one takes from what the other has of its own
 			content = slices.Concat(noise(uint64(20+i), 300), noise(5, part), shared[:part*(2-i)])
@@ -200,7 +194,7 @@ func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	b.onNeeded = func(d cas.Digest) {
 		if d == all[1] {
 			b.onNeeded = nil
-			require.NoError(t, b.recipeStore.Put(ctx, made, nil, nil))
+			require.NoError(t, b.recipeStore.Put(made, nil))
 		}
 	}
 	delete(b.needed, all[1])
@@ -215,22 +209,18 @@ func TestEvictionBeforeTheRemovalLeavesNothing(t *testing.T) {
 	b.requireNothingLeft()
 }
 
-// Nor does anything stay of what is evicted right before its recipe gets its name, wherever its
-// literals are.
+// Nor does anything stay of what is evicted right before its recipe gets its name.
 func TestEvictionBeforeTheNameLeavesNothing(t *testing.T) {
-	ctx := context.Background()
-	for _, own := range [][]byte{noise(9, mib/4), digits(9, mib/4)} {
-		order := &inOrder{}
-		b := newBenchOn(t, inMemory(t), order)
-		common := noise(1, mib/2)
-		b.looked(common)
-		d, _ := b.looked(slices.Concat(own, common))
-		order.names = func() { b.evict(d) }
-		_, err := b.Pack(ctx, d, Worth, nil)
-		require.True(t, err == nil || errors.Is(err, cas.ErrNotFound), "%v", err)
-		require.Nil(t, order.names)
-		b.requireNothingLeft()
-	}
+	order := &inOrder{}
+	b := newBenchOn(t, inMemory(t), order)
+	common := noise(1, mib/2)
+	b.looked(common)
+	d, _ := b.looked(slices.Concat(noise(9, mib/4), common))
+	order.names = func() { b.evict(d) }
+	_, err := b.Pack(context.Background(), d, Worth, nil)
+	require.True(t, err == nil || errors.Is(err, cas.ErrNotFound), "%v", err)
+	require.Nil(t, order.names)
+	b.requireNothingLeft()
 }
 
 // A base can be packed while it is not yet durable that the last recipe that takes from it has

@@ -2,7 +2,6 @@ package packing
 
 import (
 	"context"
-	"encoding/hex"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -60,18 +59,12 @@ func TestFreedBytesMatchTheFileSystem(t *testing.T) {
 				_, err := b.Sharing.Examine(ctx, all[i], nil)
 				require.NoError(t, err)
 			}
-			own := hex.EncodeToString(noise(9, mib/4))
-			all = append(all, b.put(append([]byte(own), common...)))
-			_, err := b.Sharing.Examine(ctx, all[3], nil)
-			require.NoError(t, err)
 			for _, d := range all[1:] {
 				before := taken()
 				freed := b.pack(d)
 				require.Positive(t, freed)
 				require.Equal(t, before-taken(), freed)
 			}
-			p, _ := b.Recipes.Has(all[3])
-			require.Positive(t, p.Compressed)
 			space, err := b.Space(true)
 			require.NoError(t, err)
 			whole, _, _ := b.Bytes(all[0])

@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/epcached/epcached/cas"
-	"github.com/epcached/epcached/dedupe"
 )
 
 // bench is a store of which a test is the owner.
@@ -45,6 +44,15 @@ func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	require.NoError(t, err)
 	return b
+}
+
+// reopen opens the recipes again.
+func (b *bench) reopen() {
+	var err error
+	b.Store, err = Open(Options{Dir: b.Store.dir,
+		Copies: filepath.Join(b.Store.dir, "unpacked"), Whole: b.whole, Memory: b.memory,
+		Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
+	require.NoError(b, err)
 }
 
 // put stores bytes that the owner needs.
@@ -354,9 +362,4 @@ func (m *memory) measure(d cas.Digest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.measured[d], _ = cas.DiskBytesIn(m.dir, d) // of one that is not there, none
-}
-
-// source reads bytes in memory.
-func (b *bench) source(content []byte) dedupe.Source {
-	return bytes.NewReader(content)
 }

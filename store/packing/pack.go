@@ -81,8 +81,7 @@ func (s *Store) pack(ctx context.Context, d cas.Digest, least Gain, also []cas.D
 	defer done()
 	users := s.recipeStore.Users(d)
 	before := s.diskBytesOf(append(users, d))
-	how := search{minGain: least, include: also, dependents: users,
-		single: len(users) == 0, gate: gate}
+	how := search{minGain: least, include: also, dependents: users, gate: gate}
 	if err = s.makeRecipe(ctx, d, how, hold); err == nil {
 		err = s.repack(ctx, d, search{minGain: least, gate: gate})
 	}
@@ -118,7 +117,7 @@ func (s *Store) repack(ctx context.Context, base cas.Digest, how search) error {
 	if p, packed := s.recipeStore.Has(base); packed {
 		how.include = append(how.include, digestsOf(p.Bases)...)
 	}
-	how.exclude, how.single = []cas.Digest{base}, true
+	how.exclude = []cas.Digest{base}
 	for _, d := range s.dependents(base) {
 		was, packed := s.recipeStore.Has(d)
 		if !packed || !slices.Contains(s.recipeStore.Users(base), d) {
@@ -201,11 +200,11 @@ func (s *Store) makeRecipe(ctx context.Context, d cas.Digest, how search, hold *
 	defer release()
 	// before the reservation is released, so that the written bytes are counted already
 	defer s.account.changed()
-	r, literals, err := s.recipeOfPlan(ctx, d, found, how, hold)
+	r, err := s.recipeOfPlan(ctx, d, found, how.gate, hold)
 	if err != nil {
 		return err
 	}
-	err = s.putRecipe(ctx, r, literals)
+	err = s.putRecipe(ctx, r)
 	var other *cas.CorruptError
 	if errors.As(err, &other) && other.Digest == d && !s.anyDamaged(ctx, r) {
 		// The blob stays unchanged, and is recorded as not worth packing.
@@ -226,54 +225,26 @@ func (s *Store) anyDamaged(ctx context.Context, r *dedupe.Recipe) bool {
 	})
 }
 
-// recipeOfPlan returns the recipe of a plan. Its literals are stored as a separate blob, which can
-// be a base of others. If no other blob needs them, and a sample compresses well, they are returned
-// instead, to be compressed into the recipe's file.
-func (s *Store) recipeOfPlan(ctx context.Context, d cas.Digest, m *Matched, how search,
-	hold *cas.Hold) (*dedupe.Recipe, dedupe.Source, error) {
+// recipeOfPlan returns the recipe of a plan, after storing its literals as a separate blob, which
+// can be a base of others.
+func (s *Store) recipeOfPlan(ctx context.Context, d cas.Digest, m *Matched, gate Gate,
+	hold *cas.Hold) (*dedupe.Recipe, error) {
 	size := m.Plan.LiteralSize()
 	if size == 0 {
-		r, err := m.Plan.Recipe(d, cas.Digest{})
-		return r, nil, err
+		return m.Plan.Recipe(d, cas.Digest{})
 	}
 	if err := s.owner.Fits(s.dir, "the file's own bytes", size, m.Plan.Size); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	literals := m.Plan.Literals(m.target)
-	if how.single && worthCompressing(size, 0) {
-		stored, err := dedupe.Compressed(ctx, literals)
-		if err != nil {
-			return nil, nil, err
-		}
-		if worthCompressing(size, stored) && !s.isWantedBase(ctx, d) {
-			return m.Plan.Framed(d), literals, nil
-		}
-	}
-	own, _, err := hold.Put(ctx, io.NewSectionReader(literals, 0, size))
+	own, _, err := hold.Put(ctx, io.NewSectionReader(m.Plan.Literals(m.target), 0, size))
 	if err == nil {
 		// because later recipes may use the literals as a base
-		err = s.Sharing.addSketch(ctx, own, how.gate)
+		err = s.Sharing.addSketch(ctx, own, gate)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	r, err := m.Plan.Recipe(d, own)
-	return r, nil, err
-}
-
-// isWantedBase reports whether this blob would be a base of another one that is not packed yet.
-func (s *Store) isWantedBase(ctx context.Context, d cas.Digest) (wanted bool) {
-	err := s.Sharing.EachShare(ctx, func(other cas.Digest, found Share) error {
-		wanted = wanted || s.whole.Has(other) && slices.Contains(found.From, d)
-		return nil
-	})
-	return wanted || err != nil
-}
-
-// worthCompressing reports whether compressing to stored bytes saves enough, as much as packing has
-// to.
-func worthCompressing(size, stored int64) bool {
-	return cas.RoundUpToBlock(size)-cas.RoundUpToBlock(stored) >= Worth.minimum(size)
+	return m.Plan.Recipe(d, own)
 }
 
 // removeWhole removes the whole file of a blob that has a verified recipe.
@@ -339,15 +310,15 @@ func (s *Store) CompactableFamilies(ctx context.Context, hot,
 	}
 	literals := make(map[cas.Digest]bool)
 	err := s.recipeStore.Walk(ctx, func(d cas.Digest, p dedupe.Packed) error {
-		own, best := p.Compressed, dedupe.NoLiterals
+		best := dedupe.NoLiterals
 		for i, one := range p.Bases {
 			if i == p.Literals {
-				literals[one.Digest], own = true, one.Size
+				literals[one.Digest] = true
 			} else if best < 0 || p.Taken[i] > p.Taken[best] {
 				best = i
 			}
 		}
-		if p.Size-own < Worth.minimum(p.Size) { // the base would be stored twice
+		if p.Size-p.Own < Worth.minimum(p.Size) { // the base would be stored twice
 			if hot(d) && !s.whole.Has(d) {
 				found[Family{Hot: d}] = 0
 			}

@@ -135,10 +135,10 @@ func TestWrongRecipesAreNotStored(t *testing.T) {
 		}
 	}
 	require.False(t, wrong.Equal(before))
-	require.True(t, IsDamage(b.putRecipe(context.Background(), &wrong, nil)))
+	require.True(t, IsDamage(b.putRecipe(context.Background(), &wrong)))
 	wrong = *before
 	wrong.Blob[0] ^= 1
-	require.True(t, IsDamage(b.putRecipe(context.Background(), &wrong, nil)))
+	require.True(t, IsDamage(b.putRecipe(context.Background(), &wrong)))
 	_, there := b.recipeStore.Has(wrong.Blob)
 	require.False(t, there)
 	require.NotContains(t, b.Recipes.Users(all[0]), wrong.Blob)

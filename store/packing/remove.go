@@ -236,14 +236,14 @@ func (s *Store) markVerified(d cas.Digest, stamp cas.Stamp) {
 }
 
 // putRecipe verifies that a recipe restores its blob, stores it durably in place of an earlier one,
-// and removes bases that only the earlier one needed. literals are as for RecipeStore.Put.
-func (s *Store) putRecipe(ctx context.Context, r *dedupe.Recipe, literals dedupe.Source) error {
+// and removes bases that only the earlier one needed.
+func (s *Store) putRecipe(ctx context.Context, r *dedupe.Recipe) error {
 	was, _ := s.recipeStore.Has(r.Blob)
 	err := s.removeUnneededAfter(was, func() error {
 		// The last build that needed the blob may have been removed just before the recipe was
 		// stored.
 		defer s.removeIfUnneeded(r.Blob)
-		return s.recipeStore.Put(ctx, r, literals, func(written *dedupe.Recipe) error {
+		return s.recipeStore.Put(r, func(written *dedupe.Recipe) error {
 			return s.verifyRecipe(ctx, written)
 		})
 	})

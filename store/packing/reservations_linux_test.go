@@ -68,22 +68,6 @@ func TestWrittenBytesAreReserved(t *testing.T) {
 	}
 }
 
-// Data to be compressed has a reservation of its uncompressed size.
-func TestCompressedLiteralsAreReserved(t *testing.T) {
-	b := newBench(t)
-	common := noise(1, mib)
-	b.looked(common)
-	content := append(digits(2, mib/2), common...)
-	d, _ := b.looked(content)
-	b.reservations = nil
-	require.Positive(t, b.pack(d))
-	require.Equal(t, []reservation{{mib/2 + 4096, cas.RoundUpToBlock(int64(len(content)))}},
-		b.reservations)
-	p, _ := b.Recipes.Has(d)
-	require.Positive(t, p.Compressed)
-	require.Less(t, p.Disk, int64(mib/2))
-}
-
 // A recipe that was left beside the whole form is used only as long as its blob may take from where
 // it does.
 func TestForbiddenBaseIsNotUsed(t *testing.T) {
@@ -119,10 +103,10 @@ func TestBaseTakenAfterReleaseStays(t *testing.T) {
 	b.beingServed = nil
 	size := int64(len(contents[1]))
 	b.onDropViews = func() {
-		require.NoError(t, b.recipeStore.Put(ctx,
-			&dedupe.Recipe{Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
-				Bases:   []dedupe.Base{{Digest: all[1], Size: size}},
-				Extents: []dedupe.Extent{{Length: 9}}}, nil, nil))
+		require.NoError(t, b.recipeStore.Put(&dedupe.Recipe{
+			Blob: all[2], Size: 9, Literals: dedupe.NoLiterals,
+			Bases:   []dedupe.Base{{Digest: all[1], Size: size}},
+			Extents: []dedupe.Extent{{Length: 9}}}, nil))
 	}
 	stays()
 	require.NoError(t, b.recipeStore.Remove(all[2]))

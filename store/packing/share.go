@@ -368,7 +368,6 @@ type search struct {
 	include    []cas.Digest // compare with these too, if they are permitted as bases
 	exclude    []cas.Digest // do not compare with these
 	dependents []cas.Digest // the bases must be permitted for these blobs too
-	single     bool         // it is no base, so its literals may be compressed
 	gate       Gate
 }
 

@@ -11,9 +11,7 @@
 //
 // A blob is whole or packed. It is both only during a change or after a crash, and then the whole
 // file is served. Bases are whole, and are kept as long as a recipe needs them; a base is never
-// packed itself. Literals are stored as a separate blob, which can be a base of later recipes. If
-// no other blob needs them, and a sample compresses by an eighth, they are compressed in the
-// recipe's file.
+// packed itself. Literals are stored as a separate blob, which can be a base of later recipes.
 //
 // Package cas stores the whole files and the copies, package dedupe the recipes. This package
 // changes the representations in an order in which the blob can be served at any time, also after a

@@ -466,7 +466,7 @@ func (s *Store) Verify(ctx context.Context, d cas.Digest) error {
 
 func (s *Store) verifyPacked(ctx context.Context, d cas.Digest) error {
 	r, _, proven, err := s.recipe(d)
-	// Literals in the recipe's file have no digest of their own.
+	// Literals in the recipe's file, of an earlier version, have no digest of their own.
 	if err == nil && r.Frames != nil && !proven {
 		err = s.verifyStoredRecipe(ctx, d)
 	}
