@@ -115,6 +115,8 @@ func (e *export) check(args []string) (err error) {
 			"because its format has no place for them")
 	case e.key == "" && e.notAfter != "":
 		return exit.Usagef("export: --not-after needs --key: it is the expiry of a signature")
+	case e.builder != "" && e.key == "":
+		return exit.Usagef("export: --builder needs --key: it names the machine that signs")
 	case e.to == "-" && e.JSON:
 		return exit.Usagef("export: --to - and --json both write to standard output")
 	case e.to == "-" && e.Print.Terminal:

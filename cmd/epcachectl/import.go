@@ -80,6 +80,10 @@ type became struct {
 }
 
 func (im *imports) run(ctx context.Context, c *unixsock.Client, from string) error {
+	if im.pin && (im.check || im.dryRun) {
+		return exit.Usagef("import: --pin cannot be combined with --check or -n, which store " +
+			"nothing")
+	}
 	for _, file := range im.trust {
 		text, err := portable.ReadFile(file, portable.MaxPEM)
 		if err != nil {

@@ -36,6 +36,10 @@ nothing, and prints configuration for epcached --config.` + exit.Help(exit.Askin
   epcachectl probe --find >> epcached.toml`,
 		Args: cli.UsageArgs(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if find && refresh {
+				return exit.Usagef("probe: --find and --refresh exclude each other: --find asks " +
+					"no daemon")
+			}
 			if find {
 				return findRuntimes(cmd.Context(), a, runtime)
 			}

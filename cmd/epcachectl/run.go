@@ -145,6 +145,8 @@ func (r *runCall) check() error {
 		err = r.request.Complete()
 	} else if r.request.Given() {
 		err = exit.Usagef("run: --option needs --ep")
+	} else if r.request.Verify != sentTolerance {
+		err = exit.Usagef("run: --verify-output needs --ep: without it no session moves to another")
 	}
 	err = cmp.Or(err, exit.OneOf("run: --on-miss", r.onMiss, "wait", "background", "claim", "fail"))
 	if err != nil || r.request.Runtime == "" {
