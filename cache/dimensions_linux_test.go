@@ -41,7 +41,7 @@ func TestOpenDimensionsAreNamed(t *testing.T) {
 			func(
 				r *request.Request) {
 				r.FreeDimensionsByDenotation = map[string]int64{"DATA_BATCH": 4}
-			}, []string{`DATA_BATCH of "x"`, "--dim-by-denotation DATA_BATCH=N"}},
+			}, []string{`DATA_BATCH of "x"`, "dims_by_denotation DATA_BATCH"}},
 		"by denotation, in other letters": {tinymodel.Meaning("DATA_BATCH"),
 			func(
 				r *request.Request) {

@@ -99,7 +99,7 @@ func (r *Record) Key() (index.RequestKey, []byte) {
 	return index.RequestKey(blake3.Sum256(record)), record
 }
 
-// JSON returns the record as JSON, for messages and for epcachectl key.
+// JSON returns the record as JSON, for messages and for epcachectl why --key.
 func (r *Record) JSON() string {
 	type plain Record // without the method MarshalJSON
 	var group []string

@@ -373,7 +373,7 @@ func DimensionsHint(open []OpenDimension) string {
 			what, how = append(what, name+of), append(how, "--dim "+name+"=N")
 		case d.Denotation != "":
 			what, how = append(what, denotation+of),
-				append(how, "--dim-by-denotation "+denotation+"=N")
+				append(how, "dims_by_denotation "+denotation+"=N in the file of --pipeline")
 		default:
 			what = append(what,
 				"a dimension without a name"+of+", which only the model's author can fix")

@@ -203,8 +203,8 @@ func (ds *Documents) Fresh(keys []*portable.Key) error {
 }
 
 // staleHint is the hint if no trust document is in effect.
-const staleHint = "get a new document: epcachectl pull, from a remote that has one, " +
-	"or import a newer bundle; epcachectl remote revoke signs one"
+const staleHint = "get a new document: epcachectl get --on-miss fetch, from a remote " +
+	"that has one, or import a newer bundle; epcachectl remote revoke signs one"
 
 // Apply withholds the stored builds that are revoked, also those of layers.
 func (ds *Documents) Apply(ctx context.Context, keys []*portable.Key) error {

@@ -39,7 +39,7 @@ func addCompletions(a *cli.Call, cmd *cobra.Command) {
 		cmd.ValidArgsFunction = stored(false, cobra.ShellCompDirectiveDefault)
 	case name == "follow" || name == "cancel":
 		cmd.ValidArgsFunction = stored(true, noFiles)
-	case slices.Contains([]string{"get", "warm", "key", "pull", "inspect"}, name):
+	case slices.Contains([]string{"get", "warm", "pull", "inspect"}, name):
 		cmd.ValidArgsFunction = cobra.FixedCompletions([]string{"onnx"},
 			cobra.ShellCompDirectiveFilterFileExt)
 	}

@@ -15,7 +15,6 @@ import (
 )
 
 func newGc(a *cli.Call) *cobra.Command {
-	var to string
 	var request wire.Collect
 	cmd := &cobra.Command{
 		Use:   "gc [SIZE] [-n]",
@@ -39,20 +38,10 @@ With -n it prints the plan, evicts nothing, and exits as the plan would.` +
   epcachectl gc 20GiB -n`,
 		Args: cli.UsageArgs(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			named := cmd.Flags().Changed("to")
-			if named && len(args) > 0 {
-				return exit.Usagef("gc: give SIZE or --to SIZE, not both")
-			}
 			if len(args) > 0 {
-				to, named = args[0], true
-			}
-			if named {
-				bytes, ok := bytesize.Parse(to)
-				switch {
-				case to == "":
-					return exit.Usagef("gc: give a size, such as 20GiB")
-				case !ok:
-					return exit.Usagef("gc: %q is not a size, such as 500MiB or 20GiB", to)
+				bytes, ok := bytesize.Parse(args[0])
+				if !ok {
+					return exit.Usagef("gc: %q is not a size, such as 500MiB or 20GiB", args[0])
 				}
 				request.ToBytes = &bytes
 			}
@@ -68,7 +57,6 @@ With -n it prints the plan, evicts nothing, and exits as the plan would.` +
 			})
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "", "the same as `SIZE`")
 	cmd.Flags().BoolVarP(&request.DryRun, "dry-run", "n", false, "change nothing, print the plan")
 	return cmd
 }

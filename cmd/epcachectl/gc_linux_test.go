@@ -18,11 +18,11 @@ kept, pinned: 1 build, 4.0 KiB
 kept, needed by builds outside the plan: 1.0 KiB
 4.0 KiB of 8.0 KiB would be freed: 1 build removed, 0 packed, 0 unpacked copies dropped
 still 1.0 KiB above 3.0 KiB: the remaining builds are pinned or in use
-`, call(t, "gc", "--to", "3KiB", "-n").out)
+`, call(t, "gc", "3KiB", "-n").out)
 	require.Empty(t, b.changed())
-	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n").code,
+	require.Equal(t, exit.Short, call(t, "gc", "3KiB", "-n").code,
 		"less may go than should")
-	require.Equal(t, exit.Short, call(t, "gc", "--to", "3KiB", "-n", "--json").code,
+	require.Equal(t, exit.Short, call(t, "gc", "3KiB", "-n", "--json").code,
 		"a script gets it too")
 	out := parseJSON(t, call(t, "gc", "-n", "--json"))
 	require.Equal(t,
@@ -31,15 +31,15 @@ still 1.0 KiB above 3.0 KiB: the remaining builds are pinned or in use
 			jsonout.Object{"reason": "needed by builds outside the plan", "builds": 0.0,
 				"bytes": 1024.0, "keys": []any{}}},
 		jsonAt(t, out, "kept"))
-	out = parseJSON(t, call(t, "gc", "--to", "1.5MiB", "--json"))
+	out = parseJSON(t, call(t, "gc", "1.5MiB", "--json"))
 	require.Equal(t, "removed", jsonAt(t, out, "steps", 0, "outcome"))
 	require.Equal(t, []string{"collect 1572864"}, b.changed())
 	out = parseJSON(t, call(t, "gc", "--json"))
 	require.Equal(t, false, jsonAt(t, out, "dry_run"))
 	require.Equal(t, "remove", jsonAt(t, out, "steps", 0, "action"))
 	require.Equal(t, []string{"collect 1572864", "collect as configured"}, b.changed(),
-		"without --to the configuration's bounds count")
+		"without SIZE the configuration's bounds count")
 	for _, size := range []string{"", "x", "-1", "1GB", "NaN", "9999999TiB"} {
-		require.Equal(t, exit.BadUsage, call(t, "gc", "--to", size).code, size)
+		require.Equal(t, exit.BadUsage, call(t, "gc", size).code, size)
 	}
 }

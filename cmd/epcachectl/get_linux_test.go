@@ -93,10 +93,10 @@ func TestGetSendsTheFlags(t *testing.T) {
 	b.serve()
 	r := call(t, "get", tinyModel(t, "tiny.onnx"), "--ep", "A:npu", "--option", "one=1",
 		"--option=x=a=b", "--ep", "B", "--option", "two=2", "--option", "A/three=3",
-		"--session-option", "session.x=y", "--dim", "batch=4", "--dim-by-denotation",
-		"DATA_BATCH=2", "--runtime", runtime, "--embed", "--optimization-level", "basic",
+		"--session-option", "session.x=y", "--dim", "batch=4",
+		"--runtime", runtime, "--embed", "--optimization-level", "basic",
 		"--initializers-file", "rest.bin", "--initializers-threshold", "100", "--keep-initializers",
-		"--node-name-prefix", "left_", "--complete",
+		"--complete",
 		"--on-miss", "refresh", "--store", "user", "--timeout", "1h")
 	require.Equal(t, exit.Done, r.code, r.err)
 	a := b.first()
@@ -110,7 +110,6 @@ func TestGetSendsTheFlags(t *testing.T) {
 	require.Equal(t, map[string]string{"two": "2"}, a.GetEps()[1].GetOptions())
 	require.Equal(t, map[string]string{"session.x": "y"}, a.GetSessionOptions())
 	require.Equal(t, map[string]int64{"batch": 4}, a.GetFreeDimensions())
-	require.Equal(t, map[string]int64{"DATA_BATCH": 2}, a.GetFreeDimensionsByDenotation())
 	require.True(t, filepath.IsAbs(a.GetRuntime().GetDirectory()))
 	require.True(t, a.GetEmbed())
 	require.Equal(t, "basic", a.GetGraphOptimizationLevel())
@@ -120,7 +119,6 @@ func TestGetSendsTheFlags(t *testing.T) {
 	require.Equal(t, "rest.bin", o.GetExternalInitializersFile())
 	require.EqualValues(t, 100, o.GetExternalInitializersThreshold())
 	require.True(t, o.GetKeepInitializersInSource())
-	require.Equal(t, "left_", o.GetNodeNamePrefix())
 	require.True(t, o.GetComplete())
 }
 
@@ -290,9 +288,9 @@ func TestHintHasAllFlagsOfTheRequest(t *testing.T) {
 	b.serve()
 	model := tinyModel(t, "tiny.onnx")
 	flags := "--ep StandInExecutionProvider:NPU --option a=1 --session-option b=2 --dim batch=1 " +
-		"--dim-by-denotation DATA_BATCH=2 --runtime " + t.TempDir() + " " +
+		"--runtime " + t.TempDir() + " " +
 		"--ort-version 1.31.1 --optimization-level basic --route session_options --store user " +
-		"--initializers-file rest.bin --initializers-threshold 64 --node-name-prefix p " +
+		"--initializers-file rest.bin --initializers-threshold 64 " +
 		"--verify-output 0.01 --embed --strict-ort --keep-initializers --complete"
 	r := call(t, append([]string{"get", model, "--on-miss=fail"}, strings.Fields(flags)...)...)
 	require.Equal(t, exit.NotFound, r.code, r.err)

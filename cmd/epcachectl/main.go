@@ -99,7 +99,7 @@ Every verb but completion has --json for scripts.` +
 	}
 	usage.Set(root, cli.UsageError)
 	for _, verb := range []func(*cli.Call) *cobra.Command{
-		newGet, newWarm, newJobs, newList, newShow, newInspect, newKey, newStatus, newProbe,
+		newGet, newWarm, newJobs, newList, newShow, newInspect, newStatus, newProbe,
 		newCheck, newRepair, newInvalidate, newRm, newPin, newUnpin, newGc, newDu, newPack,
 		newUnpack, newWhy, newEvents, newExport, newImport, newPush, newPull, newRemote, newFacts,
 		newTrust, newConfig, newDoctor, newStop, newVersion, newRun,

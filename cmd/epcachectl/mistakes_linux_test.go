@@ -96,9 +96,8 @@ func TestUsersDeleteNoSharedBuilds(t *testing.T) {
 
 func TestCollectingToASize(t *testing.T) {
 	newStandIn(t).serve()
-	require.Equal(t, call(t, "gc", "-n", "--to", "100MiB"), call(t, "gc", "-n", "100MiB"))
 	require.Equal(t, exit.BadUsage, call(t, "gc", "1x").code)
-	require.Equal(t, exit.BadUsage, call(t, "gc", "1GiB", "--to", "1GiB").code)
+	require.Equal(t, exit.BadUsage, call(t, "gc", "1GiB", "1GiB").code)
 }
 
 func TestVersionIsAFlagToo(t *testing.T) {
@@ -117,7 +116,7 @@ func TestShellsCompleteNamesAndValues(t *testing.T) {
 		"list --model O": "Org/Net", "get m --ep Open": "OpenVINOExecutionProvider",
 		"get m --on-miss b": "background", "warm m --store u": "user",
 		"why x --ep QNN": "QNNExecutionProvider", "export O": "Org/Net", "push cd": "cdcdcdcdcdcd",
-		"key m --route c": "compile_api", "get m --on-miss f": "fetch",
+		"why m --route c": "compile_api", "get m --on-miss f": "fetch",
 	} {
 		args := strings.Split(line, " ")
 		r := call(t, append([]string{"__complete"}, args...)...)
@@ -125,4 +124,19 @@ func TestShellsCompleteNamesAndValues(t *testing.T) {
 	}
 	t.Setenv("EPCACHE_SOCKET", t.TempDir()+"/none")
 	require.Equal(t, ":0\n", call(t, "__complete", "show", "").out, "no daemon is started")
+}
+
+// Removed verbs and flags say what to use instead.
+func TestRemovedSpellings(t *testing.T) {
+	for line, instead := range map[string]string{
+		"key m.onnx":                         "why MODEL --key",
+		"get m.onnx --dim-by-denotation N=1": "dims_by_denotation in the file of --pipeline",
+		"warm m.onnx --node-name-prefix=x":   "ep.context_node_name_prefix=PREFIX",
+		"gc --to 1GiB":                       "epcachectl gc SIZE",
+	} {
+		r := call(t, strings.Split(line, " ")...)
+		require.Equal(t, exit.BadUsage, r.code, line)
+		require.Contains(t, r.err, "epcachectl: hint: removed: use ", line)
+		require.Contains(t, r.err, instead, line)
+	}
 }

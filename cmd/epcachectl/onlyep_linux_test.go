@@ -33,8 +33,12 @@ func TestGetWithoutEPTakesTheOnlyOne(t *testing.T) {
 	require.Equal(t, map[string]string{"x": "1"}, b.first().GetEps()[0].GetOptions())
 
 	b.set(func() { b.runtimes = twoEPs() })
-	for _, verb := range []string{"get", "key", "warm"} {
-		r = call(t, verb, model)
+	for _, verb := range []string{"get", "why", "warm"} {
+		args := []string{verb, model}
+		if verb == "why" {
+			args = append(args, "--key")
+		}
+		r = call(t, args...)
 		require.Equal(t, exit.BadUsage, r.code)
 		require.Equal(t, "epcachectl: "+verb+": no --ep, and several execution providers can "+
 			"compile here: A:CPU, B:NPU\nepcachectl: hint: name one, such as --ep A:CPU\n", r.err)

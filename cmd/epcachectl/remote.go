@@ -22,7 +22,10 @@ func newPull(a *cli.Call) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull MODEL... [--ep EP[:DEVICE]...] [flags]",
 		Short: "fetch builds from remotes",
-		Long: `pull has the daemon fetch the build of each MODEL from the remotes of its
+		// another spelling, which is removed in the next version
+		Hidden: true,
+		Long: `pull is get --on-miss fetch: it has the daemon
+fetch the build of each MODEL from the remotes of its
 configuration, unless it is stored already, and compiles nothing. It asks remotes again that did not
 have the build a moment ago. Flags say what is requested, as those of get.` +
 			exit.Help(exit.WaitingCodes...),

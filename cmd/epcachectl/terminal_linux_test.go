@@ -99,7 +99,7 @@ func TestResultsFitTheTerminal(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
 		for _, verb := range []string{"list", "list -l", "status", "du", "jobs", "show x", "why x",
 			"why x --all", "doctor", "events", "gc -n", "rm x -n", "probe", "check", "lst",
-			"remote status", "gc --to 1MiB", "warm " + dir + " --ep E"} {
+			"remote status", "gc 1MiB", "warm " + dir + " --ep E"} {
 			out := onTerminal(t, columns, nil, strings.Fields(verb)...)
 			require.NotEmpty(t, out, verb)
 			for line := range strings.Lines(out) {

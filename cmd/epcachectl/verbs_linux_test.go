@@ -223,7 +223,7 @@ func TestTOMLString(t *testing.T) {
 func TestKey(t *testing.T) {
 	b := newStandIn(t)
 	b.serve()
-	r := call(t, "key", tinyModel(t, "tiny.onnx"), ep, "--json")
+	r := call(t, "why", tinyModel(t, "tiny.onnx"), ep, "--key", "--json")
 	require.Equal(t, exit.Done, r.code, r.err)
 	require.Equal(t, wire.OnMiss_KEY_ONLY, b.first().GetOnMiss())
 	require.JSONEq(t, `{"request_key":"`+strings.Repeat("ab", 32)+`","model_digest":"`+
@@ -274,7 +274,7 @@ func TestKeyOfACompiledModel(t *testing.T) {
 		return unixsock.Answer{Reply: &wire.AcquireReply{Outcome: "passthrough"}}, nil
 	}
 	b.serve()
-	r := call(t, "key", tinyModel(t, "tiny.onnx"), ep)
+	r := call(t, "why", "--key", tinyModel(t, "tiny.onnx"), ep)
 	require.Equal(t, exit.Failed, r.code)
 	require.Empty(t, r.out)
 	require.Contains(t, r.err, "it is compiled already, so no build is looked up")

@@ -30,7 +30,7 @@ import (
 func newWhy(a *cli.Call) *cobra.Command {
 	g := &acquire.Get{Call: a, Verb: "why"}
 	r := &g.Request
-	var all, share bool
+	var all, share, key bool
 	cmd := &cobra.Command{
 		Use:   "why MODEL --ep EP[:DEVICE]... [flags] | why ENTRY",
 		Short: "explain a decision field by field",
@@ -40,24 +40,42 @@ that differ, and the entry's history. Nothing is compiled or changed.
 
 why ENTRY explains an existing entry. ENTRY is as for show; a model's file without --ep means all
 that is stored of it. Only fields that differ are printed; --all prints every field. --share
-explains two or more models as one weight-sharing group, as get --share requests it.` +
+explains two or more models as one weight-sharing group, as get --share requests it.
+
+--key prints the request key of MODEL, and the request record of which the key is the digest: the
+request as the daemon understood it, with defaults left out and values normalised. Nothing is
+looked up.` +
 			exit.Help(exit.Done, exit.Failed, exit.BadUsage, exit.NotFound, exit.Damage,
 				exit.NoDaemon, exit.Stale, exit.NotAllowed) + `
 
 Status 0 means that a build is served, 3 that there is none (get would compile).`,
 		Example: `  epcachectl why mobilenet.onnx --ep OpenVINOExecutionProvider:CPU --dim batch=1
   epcachectl why --share prefill.onnx decode.onnx --ep QNNExecutionProvider
+  epcachectl why mobilenet.onnx --ep OpenVINOExecutionProvider --dim batch=1 --key
   epcachectl why 3f2a9c01`,
 		Args: cli.UsageArgs(1, math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if share != (len(args) > 1) {
 				return exit.Usagef("why: one model or entry, or --share and the models of a group")
 			}
-			asked := share || slices.ContainsFunc(r.FlagNames(), cmd.Flags().Changed)
+			if key && (share || all) {
+				return exit.Usagef("why: --key is of one model, without --share and --all")
+			}
+			asked := share || key || slices.ContainsFunc(r.FlagNames(), cmd.Flags().Changed)
 			if asked {
-				if err := r.Complete(); err != nil {
+				complete := r.Complete
+				if key {
+					complete = r.CompleteOrEP
+				}
+				if err := complete(); err != nil {
 					return err
 				}
+			}
+			if key {
+				return a.WithDaemon(cmd.Context(), func(ctx context.Context,
+					c *unixsock.Client) error {
+					return printKey(ctx, c, args[0], g)
+				})
 			}
 			return a.WithReader(cmd.Context(), func(ctx context.Context, c *unixsock.Client) error {
 				e, err := explanation(ctx, c, args, g, asked)
@@ -70,6 +88,7 @@ Status 0 means that a build is served, 3 that there is none (get would compile).
 	}
 	r.AddFlags(cmd)
 	cmd.Flags().BoolVar(&share, "share", false, "explain the models as one weight-sharing group")
+	cmd.Flags().BoolVar(&key, "key", false, "only print the request key and its record")
 	cmd.Flags().BoolVar(&all, "all", false, "print every field, not only those that differ")
 	return cmd
 }
@@ -119,6 +138,29 @@ func explanation(ctx context.Context, c *unixsock.Client, args []string, g *acqu
 	}
 	return nil, exit.WithOperation("why", arg, errors.New("the daemon cannot explain: it is "+
 		"older than this program"))
+}
+
+// printKey prints the request key of a model, and its record.
+func printKey(ctx context.Context, c *unixsock.Client, model string, g *acquire.Get) error {
+	if err := g.Request.OnlyEP(ctx, c, g.Print); err != nil {
+		return exit.WithVerb("why", err)
+	}
+	reply, err := g.Ask(ctx, c, []string{model}, wire.OnMiss_KEY_ONLY)
+	switch {
+	case err != nil:
+		return err
+	case reply.GetRequestKey() == "":
+		return exit.WithOperation("why", model,
+			errors.New("it is compiled already, so no build is looked up"))
+	case g.JSON:
+		return g.Print.JSON(jsonout.Of(reply, "request_key", "model_digest", "record"))
+	}
+	g.Print.Table([][]string{
+		{"request key", reply.GetRequestKey()},
+		{"model digest", reply.GetModelDigest()},
+		{"record", compactRecord(reply.GetRecord())},
+	})
+	return nil
 }
 
 func printWhy(a *cli.Call, arg string, e *wire.Explanation, all bool) error {

@@ -63,8 +63,6 @@ func (r *Request) AddFlags(cmd *cobra.Command) {
 		"entry; entries that only affect running are ignored; repeatable")
 	f.Var(cli.EachValue(dimension(&r.dims), "NAME=N"), "dim",
 		"fix the free dimension NAME; repeatable")
-	f.Var(cli.EachValue(dimension(&r.Denotations), "DENOTATION=N"), "dim-by-denotation",
-		"fix free dimensions by their denotation; repeatable")
 	f.StringVar(&r.Runtime, "runtime", "",
 		"`DIR` of the runtime that will load the model; default: the daemon's first")
 	f.BoolVar(&r.embed, "embed", false, "write one file, with the context inside the graph; "+
@@ -83,8 +81,6 @@ func (r *Request) AddFlags(cmd *cobra.Command) {
 		"keep initializers below `BYTES` in the graph")
 	f.BoolVar(&r.output.KeepInitializersInSource, "keep-initializers", false,
 		"leave initializers in the model's external data, which becomes part of the build")
-	f.StringVar(&r.output.NodeNamePrefix, "node-name-prefix", "",
-		"`PREFIX` of the names of EPContext nodes (ep.context_node_name_prefix)")
 	f.BoolVar(&r.output.Complete, "complete", false, "fail if a node would run on the CPU")
 	f.Float64Var(&r.Verify, "verify-output", 0,
 		"run the compiled model once on zeros, and refuse it if a value differs from the source "+
@@ -363,9 +359,6 @@ func (r *Request) commandLine() string {
 	for _, name := range slices.Sorted(maps.Keys(r.dims)) {
 		add("--dim", fmt.Sprintf("%s=%d", name, r.dims[name]))
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.Denotations)) {
-		add("--dim-by-denotation", fmt.Sprintf("%s=%d", name, r.Denotations[name]))
-	}
 	add("--runtime", r.Runtime)
 	add("--ort-version", r.ortVersion)
 	add("--optimization-level", r.level)
@@ -375,7 +368,6 @@ func (r *Request) commandLine() string {
 	if n := r.output.GetExternalInitializersThreshold(); n != 0 {
 		add("--initializers-threshold", strconv.FormatInt(n, 10))
 	}
-	add("--node-name-prefix", r.output.GetNodeNamePrefix())
 	if r.Verify != 0 {
 		add("--verify-output", strconv.FormatFloat(r.Verify, 'g', -1, 64))
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -146,7 +147,24 @@ func UsageArgs(least, most int) cobra.PositionalArgs {
 }
 
 // UsageError gives a mistake in a call its exit code and its hint.
-func UsageError(e *usage.Error) error { return exit.Usage(exit.Hint(e, e.Hint)) }
+func UsageError(e *usage.Error) error {
+	hint := e.Hint
+	for spelling, instead := range removedSpellings {
+		if strings.HasSuffix(e.Text, spelling) {
+			hint = "removed: use " + instead
+		}
+	}
+	return exit.Usage(exit.Hint(e, hint))
+}
+
+// removedSpellings has for the end of a mistake's text what to use instead. It stays for one
+// version.
+var removedSpellings = map[string]string{
+	`unknown verb "key"`:               "epcachectl why MODEL --key",
+	"unknown flag --dim-by-denotation": "dims_by_denotation in the file of --pipeline",
+	"unknown flag --node-name-prefix":  "--session-option ep.context_node_name_prefix=PREFIX",
+	"gc: unknown flag --to":            "epcachectl gc SIZE",
+}
 
 // setter is a flag that processes its values one by one, in order.
 type setter struct {
