@@ -11,8 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/epcached/epcached/cache/build"
 	"github.com/epcached/epcached/cache/failure"
 	"github.com/epcached/epcached/cache/request"
+	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/compilers/tinymodel"
 	"github.com/epcached/epcached/epmodel"
 )
@@ -104,4 +106,42 @@ func TestAModelThatLosesAnOverridableInitializerIsNotServedCompiled(t *testing.T
 	require.Contains(t, again.Text, "failed once")
 	require.EqualValues(t, 1, b.compiler.Compiles.Load(), "nothing is compiled again")
 	require.Empty(t, b.list())
+}
+
+// The stand-in refuses, as ONNX Runtime does, a model whose body reads a constant of the outer
+// graph.
+func TestBodiesMayReadConstantsOfTheOuterGraph(t *testing.T) {
+	b := newBench(t)
+	a := b.acquire(b.requestOf(bodyReads()))
+	require.Equal(t, request.Compiled, a.Outcome)
+	require.EqualValues(t, 2, b.compiler.Compiles.Load())
+	path := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", a.View.Fd()), a.Graph)
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	m, err := epmodel.Read(context.Background(), a.Graph, bytes.NewReader(content))
+	require.NoError(t, err)
+	require.Len(t, m.Outputs, 1)
+	require.Equal(t, "y", m.Outputs[0].Name)
+}
+
+func TestACopyOfTheSourceIsTheSourceThoughAnotherOneWasCompiled(t *testing.T) {
+	b := newBenchWith(t, func(o *Options) { o.KeepSource = build.KeepCopy })
+	b.acquire(b.requestOf(bodyReads()))
+	kept := b.list()[0].Build.Source
+	require.Equal(t, cas.SumBytes(bodyReads().Encode()), kept.Files[0].Digest)
+}
+
+// bodyReads is a model with a node whose body reads an initializer of the graph around it.
+func bodyReads() tinymodel.Model {
+	value := func(name string) tinymodel.Value {
+		return tinymodel.Value{Name: name, Type: tinymodel.Float, Shape: []any{1}}
+	}
+	body := tinymodel.Model{Outputs: []tinymodel.Value{value("z")},
+		Nodes: []tinymodel.Node{{Op: "Add", Inputs: []string{"x", "w"}, Outputs: []string{"z"}}}}
+	return tinymodel.Model{Inputs: []tinymodel.Value{value("x")},
+		Outputs: []tinymodel.Value{value("y")},
+		Initializers: []tinymodel.Tensor{{Name: "w", Type: tinymodel.Float, Shape: []int64{1},
+			Raw: make([]byte, 4)}},
+		Nodes: []tinymodel.Node{{Op: "If", Inputs: []string{"x"}, Outputs: []string{"y"},
+			Attributes: map[string]any{"then_branch": body}}}}
 }

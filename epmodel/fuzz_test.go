@@ -140,6 +140,14 @@ func FuzzInterface(f *testing.F) {
 		if m == nil || err != nil {
 			return
 		}
+		plan, exposed, err := epmodel.ExposeOuter(ctx, m, bytes.NewReader(compiled))
+		if err == nil && plan != nil {
+			b, err := written(plan)
+			require.NoError(t, err)
+			require.Len(t, readFuzzed(t, b).Outputs, len(m.Outputs)+len(exposed))
+			i.Exposed = exposed
+			compiled, m = b, mustRead(t, b)
+		}
 		s, _, err := i.Restore(ctx, m, bytes.NewReader(compiled))
 		if s == nil || err != nil {
 			return

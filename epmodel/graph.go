@@ -25,6 +25,7 @@ func (w *walker) graph(f field, name, path string) {
 			w.m.inputsAt = append(w.m.inputsAt, Range{g.at, g.end() - g.at})
 		case g.num == 12 && main:
 			w.m.Outputs = w.value(g, "output", w.m.Outputs)
+			w.m.outputsAt = append(w.m.outputsAt, Range{g.at, g.end() - g.at})
 		case g.num == 15:
 			w.sparse(g, "sparse_initializer", Initializer{Graph: path})
 		}

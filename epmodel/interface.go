@@ -22,6 +22,9 @@ type Interface struct {
 	// entries of graph.input: those that have an initializer, which a program may override
 	overridable []named
 	about       map[fact][]byte // with their tags
+	// Exposed names outputs that only the compiled copy of the source has (see ExposeOuter).
+	// Restore removes them.
+	Exposed map[string]bool
 }
 
 type named struct {
@@ -104,7 +107,7 @@ func (i *Interface) Restore(ctx context.Context, m *Model, graph Source) (plan *
 	s := newForm(ctx, m, graph)
 	has, err := initialized(ctx, m, graph, slices.Concat(m.Inputs, i.inputs))
 	if err == nil {
-		err = cmp.Or(sameValues("output", i.outputs, m.Outputs),
+		err = cmp.Or(sameValues("output", i.outputs, without(m.Outputs, i.Exposed)),
 			sameValues("input", without(i.inputs, i.constant), without(m.Inputs, has)))
 	}
 	added, tail, replaced := new(Splice), new(Splice), make(map[protowire.Number]bool)
@@ -127,16 +130,27 @@ func (i *Interface) Restore(ctx context.Context, m *Model, graph Source) (plan *
 			tail.addBytes(i.about[about])
 		}
 	}
-	if err != nil || added.size+tail.size == 0 {
+	var hidden []Range
+	for n, v := range m.Outputs {
+		if i.Exposed[v.Name] {
+			hidden = append(hidden, m.outputsAt[n])
+		}
+	}
+	if err != nil || len(hidden) == 0 && added.size+tail.size == 0 {
 		return nil, false, err
 	}
-	plan, loads = &Splice{base: graph}, added.size > 0
+	plan, loads = &Splice{base: graph}, len(hidden) > 0 || added.size > 0
 	s.message(span{0, s.size}, "", func(f field) {
 		switch {
 		case replaced[f.num]:
 		case f.num == 7 && loads:
 			inner := new(Splice)
-			inner.keepRange(f.off, f.n)
+			from := f.off
+			for _, at := range hidden {
+				inner.keepRange(from, at.Offset-from)
+				from = at.Offset + at.Length
+			}
+			inner.keepRange(from, f.end()-from)
 			inner.addSplice(added)
 			plan.addField(7, inner)
 		default:

@@ -143,3 +143,42 @@ func TestCompiledModelsThatDifferFromTheirSource(t *testing.T) {
 	require.NoError(t, err, "a request may fix a free dimension")
 	require.Nil(t, b)
 }
+
+func TestOuterValuesThatBodiesReadBecomeOutputsUntilRestored(t *testing.T) {
+	inner := msg{}.sub(1, reads("Add", "d", "v", "", "own")).sub(12, input("y", 2))
+	body := msg{}.sub(1, reads("Mul", "w", "x", "k").sub(5, attrG("body", inner)))
+	graph := msg{}.sub(5, inGraph("w", "abcd")).sub(5, inGraph("v", "efgh")).
+		sub(5, inGraph("unread", "ijkl")).
+		sub(1, msg{}.str(2, "k").str(4, "Constant")).sub(1, msg{}.str(2, "d").str(4, "Relu")).
+		sub(1, reads("If", "x", "unread").sub(5, attrG("then_branch", body))).
+		sub(11, input("x", 2)).sub(12, input("y", 2)).sub(12, input("v", 2))
+	source, ctx := model(graph), context.Background()
+	plan, exposed, err := epmodel.ExposeOuter(ctx, mustRead(t, source), bytes.NewReader(source))
+	require.NoError(t, err)
+	require.Equal(t, map[string]bool{"d": true, "k": true, "w": true}, exposed,
+		"v is an output already, x an input")
+	copied, err := written(plan)
+	require.NoError(t, err)
+	var names []string
+	for _, v := range mustRead(t, copied).Outputs {
+		names = append(names, v.Name)
+	}
+	require.Equal(t, []string{"y", "v", "d", "k", "w"}, names)
+
+	i, err := epmodel.ReadInterface(ctx, "m.onnx", bytes.NewReader(source))
+	require.NoError(t, err)
+	_, _, err = i.Restore(ctx, mustRead(t, copied), bytes.NewReader(copied))
+	require.ErrorContains(t, err, `it has an output "d", which the model does not have there`)
+	i.Exposed = exposed
+	s, loads, err := i.Restore(ctx, mustRead(t, copied), bytes.NewReader(copied))
+	require.NoError(t, err)
+	require.True(t, loads)
+	b, err := written(s)
+	require.NoError(t, err)
+	require.Equal(t, source, msg(b), "the same bytes again")
+
+	none := model(msg{}.sub(1, reads("Add", "x")).sub(11, input("x", 2)))
+	plan, _, err = epmodel.ExposeOuter(ctx, mustRead(t, none), bytes.NewReader(none))
+	require.NoError(t, err)
+	require.Nil(t, plan, "no node has a body")
+}

@@ -35,8 +35,9 @@ type Model struct {
 	// Whole lists files that are wholly part of the model: those of WrapsIR. Callers may add some.
 	Whole []string
 
-	about    map[fact]Range // fields that describe the model, up to 1 MiB
-	inputsAt []Range        // of the entries of graph.input
+	about     map[fact]Range // fields that describe the model, up to 1 MiB
+	inputsAt  []Range        // of the entries of graph.input
+	outputsAt []Range        // of the entries of graph.output
 }
 
 // Opset is one entry of opset_import. The default domain "" is given as "ai.onnx".

@@ -28,6 +28,7 @@ func (j *Job) restoreInterface(ctx context.Context, out string, result *compiler
 		if err != nil {
 			return err
 		}
+		source.Exposed = model.Exposed
 		loads, err := RestoreInterface(ctx, source, filepath.Join(out, j.MemberOutput(i)))
 		switch {
 		case errors.Is(err, epmodel.ErrDiffers):
@@ -39,6 +40,30 @@ func (j *Job) restoreInterface(ctx context.Context, out string, result *compiler
 		}
 	}
 	return nil
+}
+
+// outerMayBeLost reports whether ONNX Runtime may have refused to compile because it loses values
+// that bodies of nodes read, so that the compile is retried with copies that have them as outputs.
+func (j *Job) outerMayBeLost(ctx context.Context, err error) bool {
+	if j.outerExposed || !errors.As(err, new(*compilers.RefusedError)) ||
+		compilers.IsWeightless(j.SessionOptions) {
+		return false
+	}
+	for i := range j.Request.Models() {
+		f := j.Request.ModelFiles(i)
+		m, err := f.Read(ctx)
+		if err != nil {
+			continue
+		}
+		src, err := epmodel.FileSource(f.Graph)
+		if err != nil {
+			continue
+		}
+		if plan, _, err := epmodel.ExposeOuter(ctx, m, src); err == nil && plan != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // RestoreInterface replaces the graph at the path by one with the interface of its source model, if

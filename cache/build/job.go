@@ -41,6 +41,7 @@ type Job struct {
 	leaveSlot func()
 	// compiling the original in place failed, so the model is copied
 	modelCopied    bool
+	outerExposed   bool               // the copies are those of ExposeOuter
 	workerDied     bool               // a worker died, and its compile is retried
 	cpu            atomic.Int64       // processor time of the workers in nanoseconds
 	memory         int64              // peak memory of its workers in bytes; 0: not measured
@@ -149,7 +150,13 @@ func (j *Job) compileStaged(ctx context.Context, phase func(string)) (*jobs.Resu
 		j.bd.Log.Info("a compile is retried with a private copy of its model",
 			"model", j.Request.Name, "why", err)
 		j.modelCopied = true
-		return j.compileStagedOnce(ctx, phase)
+		result, err = j.compileStagedOnce(ctx, phase)
+	}
+	if err != nil && ctx.Err() == nil && j.outerMayBeLost(ctx, err) {
+		j.bd.Log.Info("a compile is retried with all that bodies of nodes read as outputs",
+			"model", j.Request.Name, "why", err)
+		j.modelCopied, j.outerExposed = true, true
+		result, err = j.compileStagedOnce(ctx, phase)
 	}
 	return result, err
 }
@@ -223,6 +230,15 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 		return nil, err
 	}
 	defer proven() // before the directory is removed, too
+	if j.outerExposed {
+		err := proven() // of the copies as they are now
+		if err == nil {
+			err = j.ExposeOuter(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 	phase("compiling")
 	for i := 1; i < len(j.Copies); i++ {
 		spec.Share = append(spec.Share,
@@ -230,6 +246,9 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	}
 	result, err := workers.compile(ctx, spec)
 	j.memory = result.MaxRSS
+	if err := j.RestoreCopies(); err != nil {
+		return nil, err
+	}
 	if ctx.Err() == nil && !j.Content.IsCurrent() {
 		return nil, j.librariesReplaced()
 	}

@@ -94,6 +94,7 @@ func Of(err error, log string) *Failure {
 		if refused.Doing == "compile" { // omitted, because the text says that already
 			f.Text = strings.Replace(f.Text, refused.Error(), refused.Cause(), 1)
 		}
+		f.nameRuntime(refused.Text)
 	case errors.As(err, &exit):
 		f.setExit(exit)
 		log = exit.Stderr
@@ -111,6 +112,21 @@ func Of(err error, log string) *Failure {
 	}
 	f.Text = lastPart(f.Text)
 	return f
+}
+
+// runtimeLimits are texts of ONNX Runtime's errors for valid models that it cannot compile, because
+// it writes its marks of constants in memory into the compiled graph (onnxruntime#25510).
+var runtimeLimits = []string{"_ORT_MEM_ADDR_", "in-memory address marker"}
+
+// nameRuntime makes the failure say so if text, ONNX Runtime's error, is a limit of its own.
+func (f *Failure) nameRuntime(text string) {
+	in := func(limit string) bool { return strings.Contains(text, limit) }
+	if slices.ContainsFunc(runtimeLimits, in) {
+		f.Text = "the model is valid, but this ONNX Runtime cannot compile constants inside " +
+			"bodies of If, Loop and Scan nodes: " + f.Text
+		f.AddHint("use the model as it is: load it without epcached, or compile it with another " +
+			"ONNX Runtime")
+	}
 }
 
 func (f *Failure) setExit(exit *compilers.ExitError) {
@@ -280,6 +296,7 @@ func OfLoad(checked compilers.CheckResult) *Failure {
 	if checked.Signal != "" {
 		f.Facts["signal"] = checked.Signal
 	}
+	f.nameRuntime(checked.Text)
 	return f
 }
 

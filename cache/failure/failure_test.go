@@ -60,3 +60,15 @@ func TestLimitsThatAToolReportsItself(t *testing.T) {
 		require.Equal(t, reason, crash.Reason, words)
 	}
 }
+
+func TestALimitOfONNXRuntimeIsNotTheModelsFault(t *testing.T) {
+	text := "Initializer 'w' references an ORT in-memory address marker, which is not allowed"
+	for _, f := range []*Failure{
+		Of(&compilers.RefusedError{Doing: "compile", Code: 1, Text: text}, ""),
+		OfLoad(compilers.CheckResult{Code: 1, Text: text}),
+	} {
+		require.Regexp(t, "^the model is valid, but this ONNX Runtime cannot compile constants "+
+			"inside bodies of If, Loop and Scan nodes: .*"+text, f.Text)
+		require.Contains(t, f.Advice(), "load it without epcached")
+	}
+}

@@ -172,6 +172,9 @@ type modelCopy struct {
 	Locations []string  // of external data, beside it
 	respelled [2]string // two locations that name one file in different spellings, if any
 	Original  *Original // not nil: there is no copy, and Path exists only for the worker
+	// outputs that only the graph at Path has, between ExposeOuter and RestoreCopies; the compiled
+	// graph has them longer
+	Exposed map[string]bool
 }
 
 // OpenGraph opens the graph for reading.

@@ -239,6 +239,17 @@ func readModel(ctx context.Context, path string, model []byte, err error) (sourc
 	if err != nil {
 		return source{}, &compilers.RefusedError{Doing: "compile", Code: 7, Text: err.Error()}
 	}
+	_, lost, err := epmodel.ExposeOuter(ctx, m, bytes.NewReader(model))
+	for name := range lost {
+		if constant[name] { // as ONNX Runtime
+			return source{}, &compilers.RefusedError{Doing: "compile", Code: 10, Text: "Nodes " +
+				"in a graph must be topologically sorted, however input '" + name + "' of node:  " +
+				"name:  OpType: Add  is not output of any previous nodes."}
+		}
+	}
+	if err != nil {
+		return source{}, err
+	}
 	// as ONNX Runtime, which compiles initializers into the context
 	m.Inputs = slices.DeleteFunc(m.Inputs, func(v epmodel.Value) bool { return constant[v.Name] })
 	return source{model, m}, nil
