@@ -112,6 +112,27 @@ func TestAnEPThatRefusesEverything(t *testing.T) {
 	require.Equal(t, "refused", e.Facts["reason"])
 }
 
+// An EP that ends its worker is named with the step and its last words, not its files or the model.
+func TestAnEPThatAborts(t *testing.T) {
+	for stage, says := range map[string]string{
+		"register": "compiler crashed (SIGABRT): aborted while registering",
+		"probe":    "compiler crashed (SIGABRT): aborted while registering",
+		"create":   "compiler crashed (SIGABRT): aborted while compiling",
+		"compile":  "compiler crashed (SIGABRT): aborted while compiling",
+	} {
+		t.Run(stage, func(t *testing.T) {
+			b := noEntry(t, compilertest.Release{Fault: "abort@" + stage})
+			options := map[string]string{"fault": "abort@" + stage}
+			if stage == "register" || stage == "probe" {
+				options = nil
+			}
+			e := b.refused(b.forNoEntry("Mul", 4, options))
+			require.Contains(t, e.Text, says)
+			require.NotContains(t, e.Hint, "damaged")
+		})
+	}
+}
+
 // fingerprinted counts the fingerprints that are made.
 type fingerprinted struct {
 	*compilers.ORT

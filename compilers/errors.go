@@ -47,6 +47,7 @@ type ExitError struct {
 	Name     string // of the signal, "SIGSEGV"
 	Code     int    // exit status; -1 when killed by a signal
 	Stderr   string // bounded tail of its standard error
+	Phase    string // the worker's last one, " while registering"; empty if it reported none
 }
 
 func (e *ExitError) Error() string {
@@ -60,6 +61,7 @@ func (e *ExitError) Error() string {
 	if e.Compiler != "" { // set only after the library has reported its name
 		how = e.Compiler + ": " + how
 	}
+	how += e.Phase
 	if line := LastLine(e.Stderr); line != "" {
 		how += ": " + line
 	}

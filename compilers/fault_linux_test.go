@@ -50,6 +50,9 @@ func TestWorkerFaults(t *testing.T) {
 		{name: "crash", script: "echo last words >&2; kill -SEGV $$", signal: "segmentation fault",
 			says: "last words", code: -1},
 		{name: "abort", script: "kill -ABRT $$", signal: "aborted", says: "aborted", code: -1},
+		{name: "abort in a phase", script: `echo '{"Phase":"compiling"}' >&4; ` +
+			"echo last words >&2; kill -ABRT $$", signal: "aborted",
+			says: "(SIGABRT): aborted while compiling: last words", code: -1},
 		{name: "exit", script: "exit 2", code: 2, says: "exit status 2"},
 		{name: "success without a result", script: "exit 0", code: 0, says: "exit status 0"},
 		{name: "result, then a crash", script: success + "kill -SEGV $$",

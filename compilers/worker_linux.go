@@ -35,20 +35,20 @@ type workerProcess interface {
 }
 
 type worker struct {
-	process  workerProcess
-	ended    workerproto.ExitReport
-	request  *os.File // the daemon's ends of the dialogue
-	answers  *os.File
-	printed  *os.File
-	stderr   *Tail
-	exited   chan struct{} // closed when the process has ended, before it is reaped
-	answered chan struct{} // closed when its dialogue is read completely
-	event    workerproto.Event
-	eventErr error
-	eps      []workerproto.EPResult // written by the reader goroutine, read after its end
-	// phaseBefore is its bytes when the EPs were registered; written by the reader.
-	phaseBefore int64
-	member      int // current model of a group, from 1; written by the reader
+	process     workerProcess
+	ended       workerproto.ExitReport
+	request     *os.File // the daemon's ends of the dialogue
+	answers     *os.File
+	printed     *os.File
+	stderr      *Tail
+	exited      chan struct{} // closed when the process has ended, before it is reaped
+	answered    chan struct{} // closed when its dialogue is read completely
+	event       workerproto.Event
+	eventErr    error
+	phase       string
+	eps         []workerproto.EPResult // written by the reader, read after its end
+	phaseBefore int64                  // its bytes when the EPs were registered; the reader's
+	member      int                    // current model of a group, from 1; written by the reader
 	readers     sync.WaitGroup
 }
 
@@ -218,7 +218,7 @@ func (w *worker) converse(req workerproto.Request, ready <-chan struct{}, progre
 				w.eps, w.phaseBefore = e.EPs, e.Memory
 			}
 			if e.Phase != "" {
-				w.member = e.Member
+				w.member, w.phase = e.Member, " while "+e.Phase
 				if progress != nil {
 					progress(e.Phase)
 				}
@@ -330,7 +330,7 @@ func (w *worker) result(ctx context.Context, name string, limits Limits) (answer
 	case signal == syscall.SIGXFSZ:
 		return a, fmt.Errorf("%s: %w", name, overOutput(limits.Output))
 	}
-	e := &ExitError{Compiler: name, Code: code, Stderr: a.log}
+	e := &ExitError{Compiler: name, Code: code, Stderr: a.log, Phase: w.phase}
 	switch {
 	case signal != 0:
 		e.Signal, e.Name = signal.String(), unix.SignalName(signal)

@@ -212,7 +212,8 @@ func lockState(dir string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is not a regular file", f.Name())
+		err = apierr.New(apierr.NotAllowed, nil, "%s is not a regular file", f.Name()).
+			WithHint("remove it: rm %s", f.Name())
 	}
 	if err == nil && info.Mode().Perm() != 0o600 { // earlier versions made it readable for all
 		err = f.Chmod(0o600)

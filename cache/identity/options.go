@@ -342,6 +342,11 @@ func (a Allowed) canonicalSession(entries map[string]string) (map[string]string,
 	for _, key := range slices.Sorted(maps.Keys(entries)) {
 		rule, known := sessionKeys[key]
 		if !known {
+			if strings.HasPrefix(key, "ep_factory.") { // no session entry reaches the factory
+				return nil, apierr.New(apierr.NotAllowed, nil, "session option %q is not accepted "+
+					"from clients: it configures an EP's library when that is loaded, and workers "+
+					"load it without", key)
+			}
 			if !slices.Contains(a, "session/"+key) {
 				return nil, unknownEntry(key)
 			}

@@ -233,3 +233,13 @@ func TestPythonHasTheSameTable(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, string(pythonTable()), string(have), "make session-keys writes it")
 }
+
+// An entry for an EP's factory would have no effect in a worker, so it is refused, also if the
+// configuration allows unknown entries.
+func TestEntriesOfFactoriesAreRefused(t *testing.T) {
+	const key = "ep_factory.XExecutionProvider.path"
+	for _, allowed := range []Allowed{nil, {"session/" + key}} {
+		_, err := allowed.canonicalSession(map[string]string{key: "1"})
+		require.ErrorContains(t, err, `"`+key+`" is not accepted from clients: it configures`)
+	}
+}

@@ -95,6 +95,11 @@ func noFingerprintError(at *request.Attempt, p *request.Plan, err error) error {
 		}
 		err = request.WorkerError(err,
 			"model %q does not compile, and neither do the smallest models for %s", at.Name, names)
+	case errors.Is(err, compilers.ErrCrash):
+		return apierr.New(apierr.Unavailable, err,
+			"execution provider %s cannot compile here, not even a model of one node", names).
+			WithHint("its code, or a library that it uses, ended the worker: try another " +
+				"version, device or option of it")
 	case errors.As(err, new(*compilers.ExitError)), errors.Is(err, compilers.ErrTimeout):
 		return apierr.New(apierr.Unavailable, err,
 			"execution provider %s cannot compile here, not even a model of one node", names).

@@ -64,7 +64,8 @@ func (q *Queries) Doctor() *Doctor { return &Doctor{q} }
 
 // Examine returns the advice of all checks. It probes runtimes in workers, and changes nothing.
 func (d *Doctor) Examine(ctx context.Context, p rights.Peer) (*wire.DoctorReply, error) {
-	out := slices.Concat(d.adviseConfiguration(), d.adviseRuntimes(ctx), d.DriverAdvice(),
+	out := slices.Concat(d.adviseConfiguration(), adviseLimits(),
+		d.adviseRuntimes(ctx), d.DriverAdvice(),
 		d.StateAdvice(), d.adviseState(), d.adviseLayers(), d.SpaceAdvice(p), d.adviseSandbox(ctx),
 		d.adviseRemotes(), []Advice{d.adviseClock()}, d.adviseWatching(), d.adviseIndex(),
 		d.adviseBuilds(ctx, p), d.adviseSources(ctx, p), d.LatelyAdvice(p))
@@ -232,6 +233,8 @@ const (
 	fullDisk  = "the disk is full, which prevented the test: free some space, and repeat it"
 	fullQuota = "the disk quota of the daemon's user is used up, which prevented the test: " +
 		"free some space or raise the quota, and repeat it"
+	fewFiles = "the daemon's limit on open files is reached: raise it, ulimit -n or LimitNOFILE= " +
+		"of its unit, and start the daemon again"
 	unreadable = "the daemon's user cannot read it: let that user and the workers read every " +
 		"library and pass every directory above; name other files in [sandbox] read, and device " +
 		"files in [sandbox] write"
@@ -246,6 +249,8 @@ var causes = []cause{
 	{nil, "No space left on device", inC, fullDisk},
 	{syscall.EDQUOT, syscall.EDQUOT.Error(), inGo, fullQuota},
 	{nil, "Disk quota exceeded", inC, fullQuota},
+	{syscall.EMFILE, syscall.EMFILE.Error(), inGo, fewFiles},
+	{nil, "Too many open files", inC, fewFiles},
 	{nil, "Experimental function", "ONNX Runtime 1.31.1", "it needs functions that later ONNX " +
 		"Runtimes do not have: OpenVINO's 1.7.0 and 1.8.0 need ONNX Runtime 1.24.4 to 1.28.0; " +
 		"install such a version beside it, or a later execution provider (1.8.1 works with " +

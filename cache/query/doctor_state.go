@@ -15,6 +15,7 @@ import (
 
 	"github.com/epcached/epcached/cache/event"
 	"github.com/epcached/epcached/cache/rights"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
 	"github.com/epcached/epcached/internal/bytesize"
@@ -398,6 +399,16 @@ func (d *Doctor) adviseConfiguration() []Advice {
 	}
 	if len(out) == 0 {
 		out = append(out, fine(subject, "all of it is in effect"))
+	}
+	return out
+}
+
+func adviseLimits() (out []Advice) {
+	for _, h := range runtimes.HardLimits {
+		if limit, binds := h.Bound(); binds {
+			out = append(out, warning("limits", "the daemon has a hard limit on %s: %d", h.What,
+				limit).hint("raise it where the daemon is started, and start it again"))
+		}
 	}
 	return out
 }

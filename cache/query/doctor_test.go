@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache/identity"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/compilers"
 )
 
@@ -182,4 +184,20 @@ func TestDoctorOnPolling(t *testing.T) {
 func TestAUsersDaemonNeedsNoRuntimeOfItsOwn(t *testing.T) {
 	require.Equal(t, SeverityOK, adviseNoRuntime(1000).Severity)
 	require.Equal(t, SeverityProblem, adviseNoRuntime(0).Severity)
+}
+
+// Hard limits that a daemon inherited bind all programs, and so does a low one on open files.
+func TestDoctorNamesInheritedHardLimits(t *testing.T) {
+	for _, h := range runtimes.HardLimits {
+		var now unix.Rlimit
+		require.NoError(t, unix.Getrlimit(h.Resource, &now))
+		bound := unix.Rlimit{Cur: 1 << 50, Max: 1 << 50}
+		if h.Least != unix.RLIM_INFINITY {
+			bound = unix.Rlimit{Cur: h.Least - 1, Max: h.Least - 1}
+		}
+		require.NoError(t, unix.Setrlimit(h.Resource, &bound))
+		found := adviseLimits()
+		_ = unix.Setrlimit(h.Resource, &now) // only root may
+		require.Contains(t, fmt.Sprint(found), "the daemon has a hard limit on "+h.What)
+	}
 }

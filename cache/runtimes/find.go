@@ -2,11 +2,13 @@ package runtimes
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/epcached/epcached/cache/identity"
 	"github.com/epcached/epcached/cas"
@@ -266,16 +268,16 @@ func (s *Set) resolveLibraries(ctx context.Context, w *Wanted, progress func(str
 	*Content, error) {
 	likely, unknown := s.candidates(w)
 	for _, rt := range likely {
-		if rc := s.contentIfCarrying(ctx, rt, w, progress); rc != nil {
-			return rt, rc, nil
+		if rc, err := s.contentIfCarrying(ctx, rt, w, progress); rc != nil || err != nil {
+			return rt, rc, err
 		}
 	}
 	for _, rt := range unknown {
 		if rc := rt.LastContent(); rc != nil && rc.isCurrent(0) {
 			continue // unchanged, and without the caller's libraries
 		}
-		if rc := s.contentIfCarrying(ctx, rt, w, progress); rc != nil {
-			return rt, rc, nil
+		if rc, err := s.contentIfCarrying(ctx, rt, w, progress); rc != nil || err != nil {
+			return rt, rc, err
 		}
 	}
 	if path := s.ReplacedPath(w); path != "" {
@@ -363,25 +365,28 @@ func (rc *Content) equals(shown map[string]contents) bool {
 }
 
 // contentIfCarrying returns the runtime's contents if they include the caller's libraries and all
-// EPs it needs, otherwise nil.
+// EPs it needs, otherwise nil. It fails if this process has too many open files, because the next
+// runtime could not be read either.
 func (s *Set) contentIfCarrying(ctx context.Context, rt *Runtime, w *Wanted,
-	progress func(string)) *Content {
+	progress func(string)) (*Content, error) {
 	rc := rt.LastContent()
 	if rc == nil || !rc.isCurrent(recently) {
 		if rc != nil && rc.replacedLibrary(w) {
 			// do not wait for the update to end, because the caller has a library from before it
-			return nil
+			return nil, nil
 		}
 		var err error
-		if rc, err = s.Content(ctx, rt, progress); err != nil {
+		if rc, err = s.Content(ctx, rt, progress); errors.Is(err, syscall.EMFILE) {
+			return nil, err
+		} else if err != nil {
 			// the runtime is gone or broken: try the next one; probe reports the error
-			return nil
+			return nil, nil
 		}
 	}
 	if !rc.HasAll(w.EPs) || !rc.carries(w, s.mayName(w)) {
-		return nil
+		return nil, nil
 	}
-	return rc
+	return rc, nil
 }
 
 // candidates lists the runtimes that had the caller's EP libraries when last looked at, those with

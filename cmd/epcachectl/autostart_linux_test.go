@@ -4,6 +4,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -121,6 +123,16 @@ func TestDoctorSaysWhereNoDaemonCanBeStarted(t *testing.T) {
 	says("none can be started: " + file + " is not a directory")
 
 	require.NoError(t, os.Remove(file))
+	state := filepath.Join(file, "state", "epcached")
+	require.NoError(t, os.MkdirAll(state, 0o700))
+	require.NoError(t, os.Chmod(state, 0o777))
+	says("none can be started: other users may write to its state directory " + state)
+	require.NoError(t, os.Chmod(state, 0o700))
+	require.NoError(t, syscall.Mkfifo(filepath.Join(state, "lock"), 0o600))
+	says("none can be started: " + filepath.Join(state, "lock") + " is not a regular file")
+	require.NoError(t, os.RemoveAll(file))
+	t.Setenv("HOME", filepath.Join(home, strings.Repeat("h", 120)))
+	says("none can be started: the path in HOME is too long for a socket")
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: the rest mounts a file system, which takes root")
 	}

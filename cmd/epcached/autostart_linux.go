@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/epcached/epcached/cache/rules"
+	"github.com/epcached/epcached/cache/runtimes"
 	"github.com/epcached/epcached/cmd/epcached/internal/logs"
 	"github.com/epcached/epcached/compilers"
 	"github.com/epcached/epcached/internal/config"
@@ -233,11 +234,6 @@ func detach(program string, args []string, log, answerPipe *os.File) error {
 	return cmd.Process.Release()
 }
 
-// hardLimits are limits that the daemon would keep for all programs.
-var hardLimits = map[int]string{unix.RLIMIT_AS: "its address space (ulimit -v)",
-	unix.RLIMIT_DATA: "its data (ulimit -d)", unix.RLIMIT_CPU: "its processor time (ulimit -t)",
-	unix.RLIMIT_FSIZE: "the size of its files (ulimit -f)"}
-
 // resetLimits resets the limits of the application that happened to start the daemon, because the
 // daemon serves other applications as well. It fails if one is a hard limit that this user may not
 // raise. Priorities are best effort: an ordinary user may not lower a niceness.
@@ -255,13 +251,14 @@ func resetLimits() error {
 	all.Fill()
 	_ = unix.SchedSetaffinity(0, &all) // the kernel reduces them to those of the cgroup
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
-	for resource, what := range hardLimits {
-		if unix.Setrlimit(resource, &unix.Rlimit{Cur: unix.RLIM_INFINITY,
-			Max: unix.RLIM_INFINITY}) != nil {
+	for _, h := range runtimes.HardLimits {
+		_, binds := h.Bound()
+		none := &unix.Rlimit{Cur: h.Least, Max: h.Least}
+		if (binds || h.Least == unix.RLIM_INFINITY) && unix.Setrlimit(h.Resource, none) != nil {
 			// Clients look for the first words, and do not refuse the next program because of it.
 			return fmt.Errorf("the program that starts it has a hard limit on %s, which the "+
 				"daemon would keep for all programs; start it from one without: epcached "+
-				"--autostart", what)
+				"--autostart", h.What)
 		}
 	}
 	return nil

@@ -154,7 +154,8 @@ func TestAutostartedDaemonHasNoHardLimits(t *testing.T) {
 	t.Parallel()
 	for what, limit := range map[string]string{"its address space (ulimit -v)": "-v 8000000",
 		"its processor time (ulimit -t)":    "-t 1000",
-		"the size of its files (ulimit -f)": "-f 1000000"} {
+		"the size of its files (ulimit -f)": "-f 1000000",
+		"its open files (ulimit -n)":        "-n 16"} {
 		program := []string{"/bin/sh", "-c", "ulimit " + limit + `; exec "$0" "$@"`}
 		t.Run(limit, func(t *testing.T) {
 			h := newHome(t)

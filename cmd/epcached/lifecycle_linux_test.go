@@ -113,6 +113,18 @@ func TestStateDirectoryThatIsAFileIsRefused(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "s"))
 }
 
+// A lock that is no file is named, with the way to continue.
+func TestALockThatIsAFIFO(t *testing.T) {
+	dir := shortDir(t)
+	state := filepath.Join(dir, "state")
+	require.NoError(t, os.Mkdir(state, 0o711))
+	require.NoError(t, syscall.Mkfifo(filepath.Join(state, "lock"), 0o600))
+	status, _, errs := runToEnd(t, nil, "--state", state, "--socket", filepath.Join(dir, "s"))
+	require.Equal(t, exitFailure, status)
+	require.Contains(t, errs, filepath.Join(state, "lock")+" is not a regular file")
+	require.Contains(t, errs, "\nepcached: hint: remove it: rm ")
+}
+
 // Root would write through a link that another user puts into the state directory: it starts on
 // none that another user owns or may write to.
 func TestRootRefusesAStateDirectoryThatAnotherUserCouldChange(t *testing.T) {

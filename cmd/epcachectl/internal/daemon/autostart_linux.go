@@ -100,6 +100,9 @@ func (f *Finder) DaemonProgram() string {
 		return named
 	}
 	self, err := os.Executable()
+	if err != nil { // without /proc
+		self, err = exec.LookPath(os.Args[0])
+	}
 	if err == nil {
 		self, err = filepath.EvalSymlinks(self)
 	}
@@ -120,10 +123,27 @@ func AutostartOff() bool {
 		strings.ToLower(os.Getenv(AutostartVariable)))
 }
 
+// Obstacle returns why no process of this user can start a daemon, nil if no reason is found.
+func Obstacle() error {
+	if _, err := os.Stat("/proc/self/fd"); err != nil {
+		return fmt.Errorf("/proc is not mounted: mount it, or set %s=0", AutostartVariable)
+	}
+	for _, socket := range unixsock.UserSockets() {
+		if len(socket) < len(syscall.RawSockaddrUnix{}.Path) {
+			return nil
+		}
+	}
+	return errors.New("the path in HOME is too long for a socket, or there is none: set " +
+		"XDG_RUNTIME_DIR to a short one")
+}
+
 // startDaemon starts the daemon, and returns when it answers, or why it does not. there reports
 // whether a daemon answers.
 func startDaemon(ctx context.Context, program string, there func() bool) error {
-	failed := errors.New("there is no home directory")
+	failed := Obstacle()
+	if failed != nil {
+		return failed
+	}
 	for _, socket := range unixsock.UserSockets() {
 		if failed = unixsock.MakePrivateDir(filepath.Dir(socket)); failed == nil {
 			return startAt(ctx, program, socket, there)

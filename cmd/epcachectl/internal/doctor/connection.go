@@ -220,6 +220,10 @@ func whyCannotStart(ctx context.Context, program string) (text, hint string) {
 				"name the program epcached with " + daemon.ProgramVariable + ", or nothing"
 		}
 	}
+	if err := daemon.Obstacle(); err != nil {
+		text, hint, _ = strings.Cut(err.Error(), ": ")
+		return text, hint
+	}
 	s, err := ownConfiguration()
 	if err != nil {
 		return err.Error(), fixConfigurationHint
@@ -232,6 +236,14 @@ func whyCannotStart(ctx context.Context, program string) (text, hint string) {
 	}
 	if err == nil && !info.IsDir() {
 		return fmt.Sprintf("%s is not a directory", above), "another program made it: move it away"
+	}
+	if err == nil && above == state && info.Mode().Perm()&0o022 != 0 {
+		return fmt.Sprintf("other users may write to its state directory %s (mode %04o)", state,
+			info.Mode().Perm()), "chmod go-w " + state + ", if no other user has written there"
+	}
+	lock := filepath.Join(state, "lock")
+	if l, err := os.Lstat(lock); err == nil && !l.Mode().IsRegular() {
+		return lock + " is not a regular file", "remove it: rm " + lock
 	}
 	if err := unix.Access(above, unix.W_OK|unix.X_OK); err != nil {
 		return fmt.Sprintf("its state directory %s cannot be written: %v", state, err), "check " +
