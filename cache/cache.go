@@ -311,7 +311,7 @@ func (c *Cache) openStore() (err error) {
 	o := &c.options
 	c.Store, err = store.Open(c.dir, store.Options{FS: o.fs, Layers: c.layersOf(o.Layers),
 		Log: c.log, Now: c.now,
-		PathAccess: o.PathAccess, UnpackedDir: o.UnpackedDir, Settings: c.settings.Load().store,
+		PathAccess: o.PathAccess, Settings: c.settings.Load().store,
 		Heard: c.events.Add, Compiling: func() bool { return c.jobs.Count() > 0 },
 		Making: func(builds uint64, percent int) {
 			if o.OnOpening != nil {

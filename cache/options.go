@@ -58,11 +58,8 @@ type Options struct {
 	// a build that was not used for so long is packed, and its unpacked copy dropped; 0: two hours
 	PackAfter time.Duration
 	Verify    time.Duration // the period in which all stored bytes are verified once; 0: never
-	// UnpackedDir is where packed builds are unpacked, for example a tmpfs; "": the state
-	// directory.
-	UnpackedDir string
-	Layers      []layer.Source
-	Rebuilt     string // why this process opens the state directory again; "": it does not
+	Layers    []layer.Source
+	Rebuilt   string // why this process opens the state directory again; "": it does not
 	// Conditions is a text of the configuration that compiles depend on. A failure that was
 	// remembered under another text does not count, so the model is compiled again.
 	Conditions string

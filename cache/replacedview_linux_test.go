@@ -64,41 +64,6 @@ func TestViewIsReplacedWhileItsBuildIsRemoved(t *testing.T) {
 	b.exact()
 }
 
-// Open copies of removed builds on another file system take none of the store's space, and do not
-// count.
-func TestFilesOnAnotherFileSystemDoNotCount(t *testing.T) {
-	elsewhere := ""
-	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = elsewhere })
-	elsewhere = b.otherDevice()
-	b.reopen()
-	builds, files := b.similar(2)
-	require.Positive(t, b.pack(builds[1]))
-	a := b.acquire(b.variant(2))
-	require.True(t, strings.HasPrefix(a.Path, elsewhere), a.Path)
-	_, err := b.cache.Remove(context.Background(), b.self(), []string{builds[1].BuildKey.String()},
-		false, false)
-	require.NoError(t, err)
-	require.Equal(t, files[1], b.read(a), "it is open")
-	require.Zero(t, b.account().UnlinkedOpen)
-	b.exact()
-}
-
-// Copies in a directory of their own, on the store's file system, are compared with their account
-// as well.
-func TestTheAccountIsExactWithCopiesBesideTheStore(t *testing.T) {
-	beside := ""
-	b := newBenchWith(t, func(o *Options) { o.UnpackedDir = beside })
-	beside = filepath.Join(filepath.Dir(b.state), "beside")
-	require.NoError(t, os.Mkdir(beside, 0o700))
-	b.reopen()
-	builds, _ := b.similar(2)
-	require.Positive(t, b.pack(builds[1]))
-	a := b.acquire(b.variant(2))
-	require.True(t, strings.HasPrefix(a.Path, b.state), "the view is a link to the copy")
-	require.Greater(t, b.account().Packed.Copies, int64(1<<20))
-	b.exact()
-}
-
 // A view that lost its unpacked copies with an earlier boot is not served again: files that only it
 // has are removed soon after the start, or count.
 func TestStartRemovesViewsWithoutUnpackedCopies(t *testing.T) {

@@ -2,15 +2,9 @@ package store
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
-
-	"lukechampine.com/blake3"
 
 	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/index"
@@ -18,47 +12,11 @@ import (
 )
 
 // openForms opens the part that stores blobs, whole and packed, with unpacked copies.
-func (st *Store) openForms() error {
-	dir, apart := st.path("unpacked"), false
-	if st.options.UnpackedDir != "" {
-		var err error
-		if dir, apart, err = st.unpackElsewhere(); err != nil {
-			return fmt.Errorf("unpacked_dir %q: %w", st.options.UnpackedDir, err)
-		}
-	}
-	var err error
-	st.packing, err = packing.Open(packing.Options{Dir: st.dir, Copies: dir, Apart: apart,
-		Whole: st.cas, FS: st.options.FS, Memory: st.index,
-		Sketches: st.index.Sketches, Shares: st.index.Shares, Changed: st.packer.EnqueueChanged,
-		Owner: blobOwner{st}, Log: st.log})
+func (st *Store) openForms() (err error) {
+	st.packing, err = packing.Open(packing.Options{Dir: st.dir, Whole: st.cas, FS: st.options.FS,
+		Memory: st.index, Sketches: st.index.Sketches, Shares: st.index.Shares,
+		Changed: st.packer.EnqueueChanged, Owner: blobOwner{st}, Log: st.log})
 	return err
-}
-
-// unpackElsewhere makes this store's directory below the configured one, which other stores may
-// share. apart reports whether it is on another file system.
-func (st *Store) unpackElsewhere() (dir string, apart bool, err error) {
-	own := blake3.Sum256([]byte(st.dir))
-	dir = filepath.Join(st.options.UnpackedDir, "epcached-"+hex.EncodeToString(own[:8]))
-	mode := os.FileMode(0o700)
-	if st.options.PathAccess {
-		mode = 0o711
-	}
-	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", false, err
-	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return "", false, err
-	}
-	if !info.IsDir() || cas.Owner(info) != st.uid {
-		return "", false, fmt.Errorf("%s: not a directory of user "+
-			"%d", dir, st.uid) // another user could change the files
-	}
-	if err := os.Chmod(dir, mode); err != nil {
-		return "", false, err
-	}
-	apart, err = otherFileSystem(st.dir, dir)
-	return dir, apart, err
 }
 
 // blobOwner implements packing.Owner, the part of the store that package packing needs.

@@ -253,9 +253,6 @@ func (st *Store) PartsOf(b *index.Build) map[cas.Digest]int64 {
 // DiskBytesOf returns how many bytes a blob takes on the disk now, in all its representations.
 func (st *Store) DiskBytesOf(d cas.Digest) int64 {
 	whole, recipe, unpacked := st.packing.Bytes(d)
-	if _, apart := st.packing.Copies.Directory(); apart {
-		return whole + recipe
-	}
 	return whole + recipe + unpacked
 }
 

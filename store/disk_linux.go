@@ -1,13 +1,11 @@
 package store
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/epcached/epcached/cas"
 	"github.com/epcached/epcached/internal/bytesize"
 )
 
@@ -20,13 +18,6 @@ func diskOf(path string) (diskSpace, error) {
 		return diskSpace{}, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	return diskSpace{size: int64(st.Blocks) * st.Bsize, free: int64(st.Bavail) * st.Bsize}, nil
-}
-
-// otherFileSystem reports whether two directories are on different file systems.
-func otherFileSystem(a, b string) (bool, error) {
-	one, err := cas.StampPath(a)
-	other, err2 := cas.StampPath(b)
-	return one.Dev != other.Dev, cmp.Or(err, err2)
 }
 
 // Fits fails if need bytes do not fit into free beside CopyReserve. The error names their use,

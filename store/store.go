@@ -27,10 +27,9 @@ type Options struct {
 	Log *slog.Logger
 	Now func() time.Time
 	// PathAccess lets every local user open shared views by path, not only by descriptor.
-	PathAccess  bool
-	UnpackedDir string // directory for unpacked copies; "": in the state directory
-	Settings    Settings
-	Layers      []layers.Source // below this store, in order
+	PathAccess bool
+	Settings   Settings
+	Layers     []layers.Source // below this store, in order
 
 	Making func(builds uint64, percent int) // called while the index is made from the manifests
 	Broken func(*index.BrokenError)         // called once if the index turns out to be damaged

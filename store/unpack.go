@@ -38,9 +38,6 @@ func (st *Store) unpackAll(ctx context.Context, b *index.Build, p Phases) error 
 // evictForCopy evicts builds to make space for an unpacked copy. That is separate from the copy's
 // reservation, which is made while its blob is locked and so must not evict.
 func (st *Store) evictForCopy(ctx context.Context, size int64) error {
-	if _, apart := st.packing.Copies.Directory(); apart {
-		return nil
-	}
 	place := &Reservation{st: st}
 	defer place.Release()
 	return place.ResizeTo(ctx, true, cas.RoundUpToBlock(size), 0)

@@ -545,11 +545,6 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 	case kindIndex, kindJournal, kindReserve, kindOthers:
 		roots = []string{"."}
 	}
-	if kind == kindUnpacked || kind == kindStaging {
-		if err := a.eachCopyFile(ctx, kind, fn); err != nil {
-			return err
-		}
-	}
 	for _, root := range roots {
 		err := filepath.WalkDir(filepath.Join(a.st.Directory(), root),
 			func(path string, d fs.DirEntry, err error) error {
@@ -576,27 +571,6 @@ func (a *auditor) eachFile(ctx context.Context, kind string, fn func(path string
 		}
 	}
 	return nil
-}
-
-// eachCopyFile walks the files of one kind in the directory of unpacked copies, if that is outside
-// the state directory but on its file system.
-func (a *auditor) eachCopyFile(ctx context.Context, kind string,
-	fn func(path string, dir bool)) error {
-	copies, apart := a.packing.Copies.Directory()
-	if apart || copies == filepath.Join(a.st.Directory(), "unpacked") {
-		return nil
-	}
-	return filepath.WalkDir(copies, func(path string, d fs.DirEntry, err error) error {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		rel, relErr := filepath.Rel(copies, path)
-		// otherwise it was just removed
-		if err == nil && relErr == nil && kindOf("unpacked/"+filepath.ToSlash(rel)) == kind {
-			fn(path, d.IsDir())
-		}
-		return nil
-	})
 }
 
 // dirsWithKinds are the directories with the same name as their kind.

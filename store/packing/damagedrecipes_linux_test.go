@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"os"
-	"path/filepath"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -104,8 +103,7 @@ func TestBasesOfUnreadRecipesStay(t *testing.T) {
 	for _, err := range []syscall.Errno{syscall.EIO, syscall.EMFILE} {
 		fs.err.Store(&err)
 		var err2 error
-		b.Store, err2 = Open(Options{Dir: b.Store.dir,
-			Copies: filepath.Join(b.Store.dir, "unpacked"), FS: fs, Whole: b.whole,
+		b.Store, err2 = Open(Options{Dir: b.Store.dir, FS: fs, Whole: b.whole,
 			Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 		require.NoError(t, err2)
 		require.False(t, b.Recipes.Complete())

@@ -142,7 +142,7 @@ func TestIdleCopiesAreDroppedForANewOne(t *testing.T) {
 				return nil
 			}
 			var err error
-			b.Store, err = Open(Options{Dir: b.Store.dir, Copies: b.Copies.dir, FS: f,
+			b.Store, err = Open(Options{Dir: b.Store.dir, FS: f,
 				Whole: b.whole, Memory: b.memory, Sketches: b.sketches, Shares: b.shares,
 				Owner: b.user, Log: b.log})
 			require.NoError(t, err)

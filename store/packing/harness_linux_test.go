@@ -39,8 +39,8 @@ func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 	b.memory.user = b.user
 	whole, err := cas.Open(dir, cas.Options{Stamps: newStamps(), FS: fs})
 	require.NoError(t, err)
-	b.Store, err = Open(Options{Dir: dir, Copies: filepath.Join(dir, "unpacked"), Whole: whole,
-		FS: fs, Memory: b.memory, Sketches: b.sketches, Shares: b.shares, Owner: b.user,
+	b.Store, err = Open(Options{Dir: dir, Whole: whole, FS: fs, Memory: b.memory,
+		Sketches: b.sketches, Shares: b.shares, Owner: b.user,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	require.NoError(t, err)
 	return b
@@ -49,8 +49,7 @@ func newBenchOn(t testing.TB, at string, fs cas.FS) *bench {
 // reopen opens the recipes again.
 func (b *bench) reopen() {
 	var err error
-	b.Store, err = Open(Options{Dir: b.Store.dir,
-		Copies: filepath.Join(b.Store.dir, "unpacked"), Whole: b.whole, Memory: b.memory,
+	b.Store, err = Open(Options{Dir: b.Store.dir, Whole: b.whole, Memory: b.memory,
 		Sketches: b.sketches, Shares: b.shares, Owner: b.user, Log: b.log})
 	require.NoError(b, err)
 }

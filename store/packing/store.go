@@ -30,6 +30,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -134,8 +135,6 @@ func (n *memories) dropSharing(d cas.Digest) {
 // Options configure a Store, and have the functions that it calls.
 type Options struct {
 	Dir    string     // the state directory, absolute
-	Copies string     // the directory of unpacked copies, absolute
-	Apart  bool       // Copies is on another file system than the state directory
 	Whole  *cas.Store // of the state directory
 	FS     cas.FS     // nil: the operating system's
 	Memory Memory
@@ -181,7 +180,7 @@ func Open(o Options) (*Store, error) {
 			moving: make(map[cas.Digest]int)}},
 		memory: &memories{o.Memory, o.Sketches, o.Shares, o.Changed},
 		Copies: &Copies{
-			fs: o.FS, dir: o.Copies, otherFileSystem: o.Apart,
+			fs: o.FS, dir: filepath.Join(o.Dir, "unpacked"),
 			stamps: o.Memory.UnpackedStamps(), log: o.Log,
 		},
 	}
@@ -199,7 +198,7 @@ func Open(o Options) (*Store, error) {
 		s.log.Error("store has a problem", "store", s.dir, "object", p.Path, "newer", p.Newer,
 			"unread", p.Unread, "detail", p.Detail)
 	}
-	if _, err := os.Lstat(o.Copies); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(s.Copies.dir); errors.Is(err, fs.ErrNotExist) {
 		return s, nil // made when a blob is first unpacked
 	}
 	_, err = s.Copies.open()

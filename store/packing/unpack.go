@@ -56,13 +56,11 @@ func (s *Store) fillCopy(ctx context.Context, store *cas.Store, d cas.Digest, pr
 		if err := s.owner.Fits(s.Copies.dir, "the unpacked copy", r.Size, 0); err != nil {
 			return fmt.Errorf("%w in %s", err, s.Copies.dir)
 		}
-		if !s.Copies.otherFileSystem {
-			reservation, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(r.Size), 0)
-			if err != nil {
-				return err
-			}
-			release = reservation
+		reservation, err := s.owner.Reserve(ctx, cas.RoundUpToBlock(r.Size), 0)
+		if err != nil {
+			return err
 		}
+		release = reservation
 		return s.rebuildInto(ctx, d, f, throttled(progress))
 	})
 }
@@ -327,11 +325,10 @@ func (s *reader) openWhole(ctx context.Context, d cas.Digest) (*dedupe.File, err
 
 // Copies has the unpacked copies of blobs.
 type Copies struct {
-	fs              cas.FS
-	dir             string
-	otherFileSystem bool
-	stamps          cas.StampBook
-	log             *slog.Logger
+	fs     cas.FS
+	dir    string // absolute
+	stamps cas.StampBook
+	log    *slog.Logger
 
 	opened  atomic.Pointer[cas.Store] // nil until a blob is unpacked
 	opening sync.Mutex                // held while it is opened
@@ -358,14 +355,10 @@ func (c *Copies) open() (*cas.Store, error) {
 // Store returns the store of unpacked copies, nil while no blob has been unpacked.
 func (c *Copies) Store() *cas.Store { return c.opened.Load() }
 
-// Directory returns the absolute path of the copies. apart reports whether it is on another file
-// system than whole files.
-func (c *Copies) Directory() (path string, apart bool) { return c.dir, c.otherFileSystem }
-
-// Each calls fn for every unpacked copy on the store's own file system, with its bytes on disk.
+// Each calls fn for every unpacked copy, with its bytes on disk.
 func (c *Copies) Each(ctx context.Context, fn func(d cas.Digest, disk int64) error) error {
 	open := c.Store()
-	if open == nil || c.otherFileSystem {
+	if open == nil {
 		return nil
 	}
 	return open.Walk(ctx, func(d cas.Digest, _, _ int64) error {

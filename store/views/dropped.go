@@ -88,27 +88,20 @@ func (vs *Store) dropAfterHandOver(v *View) {
 const HandOver = time.Minute
 
 // droppedViews returns the remaining views of removed builds, and the one being made, because its
-// build may have been removed. It omits those on another file system, which take no space of the
-// store.
+// build may have been removed.
 func (vs *Store) droppedViews() []*dropped {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	var out []*dropped
-	if v := vs.unfinished; v != nil && vs.dropped[v.scope+"/"+v.name] == nil &&
-		vs.onBlobFileSystem(v.path) {
+	if v := vs.unfinished; v != nil && vs.dropped[v.scope+"/"+v.name] == nil {
 		out = append(out, &dropped{path: v.path})
 	}
 	for name, d := range vs.dropped {
-		if !strings.HasPrefix(name, Unkept+"/") && vs.onBlobFileSystem(d.path) {
+		if !strings.HasPrefix(name, Unkept+"/") {
 			out = append(out, d)
 		}
 	}
 	return out
-}
-
-// onBlobFileSystem reports whether a view is among those with links to whole blobs.
-func (vs *Store) onBlobFileSystem(path string) bool {
-	return filepath.Dir(filepath.Dir(path)) == vs.o.Dir
 }
 
 // Unkept is the scope of views of builds that are not stored.
@@ -225,18 +218,13 @@ func (vs *Store) unlink(dir *os.File, file file) {
 func (vs *Store) DropUnknown(ctx context.Context) error {
 	known := make(map[string]bool)
 	err := vs.o.Index.Views.Each(ctx, func(_, where []byte) error {
-		known[path.Dir(strings.TrimPrefix(string(where), unpackedPrefix))] = true
+		known[path.Dir(string(where))] = true
 		return nil
 	})
 	if err != nil {
 		return err
 	}
 	found, err := filepath.Glob(filepath.Join(vs.o.Dir, "*", "*"))
-	if _, apart := vs.o.Packing.Copies.Directory(); err == nil && apart {
-		var more []string
-		more, err = filepath.Glob(filepath.Join(vs.dir(true), "*", "*"))
-		found = append(found, more...)
-	}
 	if err != nil {
 		return err
 	}

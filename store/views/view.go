@@ -140,7 +140,7 @@ func (vs *Store) Get(ctx context.Context, b *index.Build, verifying func()) (*Vi
 	if err != nil {
 		return nil, err
 	}
-	if err := vs.o.Index.Views.Save(b.ID[:], []byte(vs.savedPath(v))); err != nil {
+	if err := vs.o.Index.Views.Save(b.ID[:], []byte(path.Join(v.scope, v.name, v.id))); err != nil {
 		// best effort: it is made again after a restart
 		vs.o.Log.Warn("cannot record a view", "error", err)
 	}
@@ -167,14 +167,12 @@ func (vs *Store) openEarlier(b *index.Build) *View {
 	if !ok {
 		return nil
 	}
-	where, apart := strings.CutPrefix(string(saved), unpackedPrefix)
-	parts := strings.Split(where, "/")
-	if _, elsewhere := vs.o.Packing.Copies.Directory(); len(parts) != 3 ||
-		parts[0] != ScopeDir(b.Scope) || apart != (elsewhere && vs.NeedsUnpacking(b)) {
+	parts := strings.Split(string(saved), "/")
+	if len(parts) != 3 || parts[0] != ScopeDir(b.Scope) {
 		return nil
 	}
 	v := &View{scope: parts[0], name: parts[1], id: parts[2], graph: b.Graph,
-		path: filepath.Join(vs.dir(apart), parts[0], parts[1])}
+		path: filepath.Join(vs.o.Dir, parts[0], parts[1])}
 	if err := v.open(); err != nil {
 		return nil
 	}
@@ -183,17 +181,6 @@ func (vs *Store) openEarlier(b *index.Build) *View {
 			file{name: f.Name, digest: f.Digest, unpacked: vs.o.Packing.OnlyPacked(f.Digest)})
 	}
 	return v
-}
-
-// unpackedPrefix marks a recorded view that is beside the unpacked copies.
-const unpackedPrefix = "unpacked:"
-
-func (vs *Store) savedPath(v *View) string {
-	where := path.Join(v.scope, v.name, v.id)
-	if !vs.onBlobFileSystem(v.path) {
-		return unpackedPrefix + where
-	}
-	return where
 }
 
 // Lease opens the view's directory and takes a lease on that open directory: The lease lasts until
@@ -295,8 +282,7 @@ type Store struct {
 
 // Options are the directory and the dependencies of a Store.
 type Options struct {
-	// Dir is for views with links to whole blobs only. The others are beside the unpacked copies.
-	Dir string
+	Dir string // of all views
 	// PathAccess lets every local user open shared views by path, not only by descriptor.
 	PathAccess bool
 	Blobs      *cas.Store
@@ -310,15 +296,7 @@ type Options struct {
 func Open(o Options) (*Store, error) {
 	vs := &Store{o: o, live: make(map[index.BuildID]*View), createdNames: make(map[string]bool),
 		dropped: make(map[string]*dropped), making: make(keyed.Slots, 1)}
-	return vs, vs.scopeDir(o.Dir, "shared")
-}
-
-// dir returns the directory of views with an unpacked copy, or of those without.
-func (vs *Store) dir(unpacked bool) string {
-	if dir, apart := vs.o.Packing.Copies.Directory(); unpacked && apart {
-		return filepath.Join(dir, "views")
-	}
-	return vs.o.Dir
+	return vs, vs.scopeDir("shared")
 }
 
 // NeedsUnpacking reports whether a file of the build has to be unpacked for a view.
@@ -398,13 +376,13 @@ func ScopeDir(scope string) string { return strings.ReplaceAll(scope, ":", "-") 
 
 // scopeDir makes the directory of a scope. With path access other users may enter but not list it,
 // so that they can open a view only if they know its name.
-func (vs *Store) scopeDir(views, scope string) error {
-	dir := filepath.Join(views, ScopeDir(scope))
+func (vs *Store) scopeDir(scope string) error {
+	dir := filepath.Join(vs.o.Dir, ScopeDir(scope))
 	mode := fs.FileMode(0o700)
 	if scope == "shared" && vs.o.PathAccess {
 		mode = 0o711
 	}
-	if err := os.MkdirAll(views, 0o711); err != nil { // a user may have deleted it
+	if err := os.MkdirAll(vs.o.Dir, 0o711); err != nil { // a user may have deleted it
 		return err
 	}
 	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -416,7 +394,7 @@ func (vs *Store) scopeDir(views, scope string) error {
 // create links the build's files into a new directory. After a crash before it is recorded in the
 // index, the next start removes it.
 func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
-	v, err := vs.createView(b.Scope, b.Graph, vs.NeedsUnpacking(b))
+	v, err := vs.createView(b.Scope, b.Graph)
 	if err != nil {
 		return nil, err
 	}
@@ -431,15 +409,13 @@ func (vs *Store) create(ctx context.Context, b *index.Build) (*View, error) {
 	return v, vs.makeReadable(v)
 }
 
-// createView makes the directories of a view, still writable. A view is on one file system, with
-// unpacked files on that of the copies.
-func (vs *Store) createView(scope, graph string, unpacked bool) (*View, error) {
-	dir := vs.dir(unpacked)
-	if err := vs.scopeDir(dir, scope); err != nil {
+// createView makes the directories of a view, still writable.
+func (vs *Store) createView(scope, graph string) (*View, error) {
+	if err := vs.scopeDir(scope); err != nil {
 		return nil, err
 	}
 	v := &View{scope: ScopeDir(scope), name: NewID(), id: NewID(), graph: graph}
-	v.path = filepath.Join(dir, v.scope, v.name)
+	v.path = filepath.Join(vs.o.Dir, v.scope, v.name)
 	vs.mu.Lock()
 	vs.createdNames[v.scope+"/"+v.name] = true
 	if scope != Unkept {
@@ -521,7 +497,7 @@ func (vs *Store) discard(v *View) {
 
 // CreateUnkept makes a view of a directory that is not stored, for the waiting requests.
 func (vs *Store) CreateUnkept(b *index.Build, out string) (*View, error) {
-	v, err := vs.createView(Unkept, b.Graph, false)
+	v, err := vs.createView(Unkept, b.Graph)
 	if err != nil {
 		return nil, err
 	}

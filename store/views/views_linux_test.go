@@ -59,9 +59,9 @@ func open(t *testing.T) *shop {
 // start is that of .
 func (s *shop) start() {
 	s.Helper()
-	shapes, err := packing.Open(packing.Options{Dir: s.dir,
-		Copies: filepath.Join(s.dir, "unpacked"), Whole: s.blobs, FS: cas.OS{}, Memory: s.index,
-		Log: slog.New(slog.DiscardHandler)})
+	shapes, err := packing.Open(packing.Options{Dir: s.dir, Whole: s.blobs, FS: cas.OS{},
+		Memory: s.index,
+		Log:    slog.New(slog.DiscardHandler)})
 	require.NoError(s, err)
 	s.Store, err = Open(Options{Dir: filepath.Join(s.dir, "views"), Blobs: s.blobs, Packing: shapes,
 		Index: s.index,
