@@ -272,16 +272,6 @@ func TestClockJumpsEvictNothing(t *testing.T) {
 	require.Equal(t, request.Hit, b.use(1).Outcome)
 }
 
-func TestTheNumberOfEntriesIsBounded(t *testing.T) {
-	b := newBenchWith(t, withSpace(store.SpaceOptions{MaxEntries: 3}))
-	for seed := range uint64(6) {
-		b.use(seed)
-	}
-	require.Eventually(t, func() bool { return len(b.list()) == 3 }, soon, time.Millisecond)
-	require.Contains(t, b.cache.index.Journal.Tombstones(nil)[0].Reason,
-		"more entries than max_entries (3): least valuable")
-}
-
 // A user's quota is for that user's builds alone.
 func TestAQuotaTakesFromItsUserAlone(t *testing.T) {
 	b := newBench(t)

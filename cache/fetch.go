@@ -37,8 +37,7 @@ func (c *Cache) askOf(at *request.Attempt,
 	for _, ep := range at.Plan.EPs {
 		kind.EPs = append(kind.EPs, ep.Name)
 	}
-	a := &remotes.Ask{Attempt: at, Progress: progress, Refresh: at.OnMiss == request.Fetch,
-		Least: time.Duration(c.policyOf(at.Plan.EPs).MinCompileSeconds * float64(time.Second))}
+	a := &remotes.Ask{Attempt: at, Progress: progress, Refresh: at.OnMiss == request.Fetch}
 	_, a.Estimate = c.jobs.Costs.Estimate(kind)
 	return a
 }

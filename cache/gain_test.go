@@ -181,19 +181,6 @@ func TestGainIsNotMeasuredOnAFullDisk(t *testing.T) {
 	require.Empty(t, b.staged())
 }
 
-func TestFastCompilesAreNotStored(t *testing.T) {
-	b := newBenchWith(t,
-		func(o *Options) { o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 0.2}} })
-	fast := b.acquire(b.request(b.model(1)))
-	require.Equal(t, request.Compiled, fast.Outcome)
-	require.Contains(t, fast.Why, "min_compile_seconds (0.2 s): not stored")
-	require.NotEmpty(t, b.read(fast))
-	require.Empty(t, b.list())
-	b.compiler.Delay = 250 * time.Millisecond
-	require.NotContains(t, b.acquire(b.request(b.model(2))).Why, "min_compile_seconds")
-	require.Len(t, b.list(), 1)
-}
-
 func TestOldBuildIsServedAndRecompiled(t *testing.T) {
 	b := rebuilding(t, func(o *Options) {
 		o.Policies = map[string]request.Policy{"": {MaxAge: time.Hour, MeasureGain: new(bool)}}

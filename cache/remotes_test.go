@@ -23,6 +23,7 @@ import (
 	"github.com/epcached/epcached/internal/apierr"
 	"github.com/epcached/epcached/portable"
 	"github.com/epcached/epcached/remote"
+	"github.com/epcached/epcached/store"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -422,15 +423,15 @@ func explained(r *request.Request) *request.Request {
 // A remote that does not have a build is not asked again for a minute, unless a request says so.
 func TestRemotesAreNotAskedAgainForAMissingBuild(t *testing.T) {
 	_, public := fleetKeys(t)
-	store := newBucket()
-	b := machine(t, store, remotes.Remote{Trust: []string{public}}, func(o *Options) {
-		o.Policies = map[string]request.Policy{"": {MinCompileSeconds: 3600,
-			MeasureGain: new(bool)}}
+	empty := newBucket()
+	b := machine(t, empty, remotes.Remote{Trust: []string{public}}, func(o *Options) {
+		o.Policies = map[string]request.Policy{"": {MeasureGain: new(bool)}}
+		o.Space.Budget = store.Amount{Bytes: 1} // so that no build is stored
 	})
 	for range 3 {
 		b.acquire(b.request(b.model(1)))
 	}
-	require.EqualValues(t, 2, store.looks.Load(), "by build key and by request key")
+	require.EqualValues(t, 2, empty.looks.Load(), "by build key and by request key")
 	r := b.request(b.model(1))
 	r.OnMiss = request.Fetch
 	require.Equal(t, apierr.NotFound, b.refused(r).Class)

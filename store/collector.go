@@ -147,8 +147,7 @@ func (s *Ledger) aboveBounds(b *Bounds, now *Account, waits bool) bool {
 		taken -= s.reserved.Transient
 	}
 	return b.Budget > 0 && now.Counted()+taken > b.Budget || b.Floor > 0 &&
-		b.Free-(taken-s.reserved.Written)-(need-written) < b.Floor && now.Disk > 0 ||
-		b.Entries > 0 && now.entries > b.Entries
+		b.Free-(taken-s.reserved.Written)-(need-written) < b.Floor && now.Disk > 0
 }
 
 // RunShrinkStep carries out a step that removes no build. An error ends the whole collection.

@@ -60,7 +60,7 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 	if err != nil {
 		return nil, apierr.New(apierr.Internal, err, "collect")
 	}
-	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User, Entries: b.Entries,
+	to := evict.Limits{Bytes: -1, Unused: b.unused, User: b.User,
 		Packs: !goal.Urgent && c.st.settings.Load().Pack.When != PackOff}
 	if of.All {
 		to.Share = b.Share
@@ -69,7 +69,7 @@ func (c *Collector) Plan(ctx context.Context, of Owner, goal Goal) (*Collection,
 		}
 	}
 	if goal.Slack {
-		to.UserSlack, to.EntriesSlack = b.User/SlackPart, b.Entries/SlackPart
+		to.UserSlack = b.User / SlackPart
 	}
 	bound := forBudget
 	if goal.Bytes != nil && (to.Bytes < 0 || *goal.Bytes < to.Bytes) {

@@ -19,11 +19,10 @@ import (
 type SpaceOptions struct {
 	// Budget bounds the bytes on disk of blobs, manifests, reservations, and files of removed
 	// builds that are still open.
-	Budget     Amount
-	Floor      Amount        // free space to keep on the file system
-	MaxUnused  time.Duration // builds that were not used for so long are evicted; 0: no limit
-	MaxEntries uint64        // request keys; 0: no limit
-	UserBytes  Amount        // logical bytes of all builds that one user requested
+	Budget    Amount
+	Floor     Amount        // free space to keep on the file system
+	MaxUnused time.Duration // builds that were not used for so long are evicted; 0: no limit
+	UserBytes Amount        // logical bytes of all builds that one user requested
 	// UserShare is the part of the budget that the builds of a bound user keep when space is short,
 	// and that its pins may take.
 	UserShare Amount
@@ -47,7 +46,6 @@ func (a Amount) of(size int64) int64 {
 type Bounds struct {
 	Budget, Floor, User int64
 	Share               int64 // share of each user for whom Options.Bound is true
-	Entries             uint64
 	unused              time.Duration
 	Free                int64 // free bytes of the file system now
 
@@ -74,7 +72,7 @@ func (st *Store) Bounds() (Bounds, error) {
 		return Bounds{}, err
 	}
 	b := Bounds{Budget: o.Budget.of(s.size), Floor: o.Floor.of(s.size),
-		User: o.UserBytes.of(s.size), Entries: o.MaxEntries, unused: o.MaxUnused, Free: s.free}
+		User: o.UserBytes.of(s.size), unused: o.MaxUnused, Free: s.free}
 	if b.Budget > 0 && st.options.Bound != nil {
 		b.Share, b.bound = o.UserShare.of(b.Budget), st.options.Bound
 	}
@@ -441,7 +439,6 @@ type Account struct {
 	Disk, Manifests int64 // of stored builds
 	UnlinkedOpen    int64 // files of removed builds that are still open
 	Packed          packing.Space
-	entries         uint64
 }
 
 // Counted returns the sum of the account.
@@ -455,7 +452,7 @@ func (st *Store) Account() (Account, error) {
 	}
 	packed, err := st.packing.Space(false)
 	return Account{Disk: s.DiskBytes, Manifests: s.ManifestBytes,
-		UnlinkedOpen: st.views.UnlinkedOpenBytes(), Packed: packed, entries: s.Entries}, err
+		UnlinkedOpen: st.views.UnlinkedOpenBytes(), Packed: packed}, err
 }
 
 // WholeBytes returns how many bytes the whole file of a blob takes on the disk, in whole blocks.

@@ -40,9 +40,8 @@ func TestSmallPublicationsShareASurvey(t *testing.T) {
 		logical = 2000 + 64<<10
 	)
 	for name, space := range map[string]SpaceOptions{
-		"budget":  {Budget: Amount{Bytes: full * disk}},
-		"user":    {UserBytes: Amount{Bytes: full * logical}},
-		"entries": {MaxEntries: full},
+		"budget": {Budget: Amount{Bytes: full * disk}},
+		"user":   {UserBytes: Amount{Bytes: full * logical}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -23,7 +23,7 @@ import (
 // instead of a compile, nil if there is none. Other users' failures count only for builds that all
 // users share.
 func (bd *Builder) FailedBefore(at *request.Attempt) *failure.Failure {
-	if at.OnMiss == request.Bypass || bd.Settings().Failures.Off {
+	if at.OnMiss == request.Bypass {
 		return nil
 	}
 	for _, scope := range at.Scopes {

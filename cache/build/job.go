@@ -279,14 +279,6 @@ func (j *Job) compile(ctx context.Context, phase func(string)) (*jobs.Result, er
 	if j.scope == "" {
 		return j.bd.createUnkeptView(b, out)
 	}
-	if least := j.bd.Policy(j.Plan.EPs).MinCompileSeconds; b.CompileSeconds < least {
-		result, err := j.bd.createUnkeptView(b, out)
-		if err == nil {
-			result.Why = fmt.Sprintf("compiled in %.3f s, less than min_compile_seconds (%g s): "+
-				"not stored", b.CompileSeconds, least)
-		}
-		return result, err
-	}
 	return j.store(ctx, b, out, hashed())
 }
 

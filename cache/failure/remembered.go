@@ -59,7 +59,6 @@ const (
 
 // Options say how long failures of each kind are remembered.
 type Options struct {
-	Off     bool
 	Crash   time.Duration // after the first crash; doubled by each further one; 0: a minute
 	Limit   time.Duration // after a limit was reached; doubled too; 0: ten minutes
 	Longest time.Duration // bound of the doubling; 0: a day
@@ -79,7 +78,7 @@ func (o Options) OrDefault() Options {
 func (o Options) holdTime(f *Failure, count int) time.Duration {
 	reason := f.Reason
 	switch {
-	case o.Off || !reason.BlamesModel():
+	case !reason.BlamesModel():
 		return 0
 	case reason == Crash || reason == WorkerDied || f.Facts["signal"] != "":
 		return doubled(o.Crash, count-1, o.Longest)

@@ -33,7 +33,6 @@ func TestHowLongFailuresLast(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.lasts, o.holdTime(&c.f, c.count)) })
 	}
-	require.Zero(t, Options{Off: true}.OrDefault().holdTime(&Failure{Reason: Crash}, 1))
 }
 
 func TestFailuresAreBounded(t *testing.T) {

@@ -339,7 +339,7 @@ func (q *Queries) spaceFor(ctx context.Context, p rights.Peer) (*wire.Space, err
 	}
 	own := users[p.UID]
 	return &wire.Space{LogicalBytes: own.LogicalBytes, Builds: own.Builds, BudgetBytes: b.Budget,
-		FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries}, nil
+		FloorBytes: b.Floor, FreeBytes: b.Free}, nil
 }
 
 // Space returns the account of the whole store.
@@ -360,7 +360,7 @@ func (q *Queries) Space() (*wire.Space, error) {
 		ReservedBytes: q.store.Ledger().Reserved().Disk,
 		PinnedBytes:   q.diskOf(q.index.Journal.PinnedBuilds()),
 		DeadBytes:     q.diskOf(q.index.Journal.NotServed()), BudgetBytes: b.Budget,
-		FloorBytes: b.Floor, FreeBytes: b.Free, MaxEntries: b.Entries, Evicted: counters["evicted"],
+		FloorBytes: b.Floor, FreeBytes: b.Free, Evicted: counters["evicted"],
 		Unkept: counters["unkept"], ToLookAt: uint64(q.store.Packer().Remaining())}, nil
 }
 

@@ -28,7 +28,6 @@ import (
 type Ask struct {
 	*request.Attempt
 	Estimate time.Duration // expected time of the compile; 0: unknown
-	Least    time.Duration // no look-up for compiles that take less
 	// Progress is called with the progress of a fetch, and the time left, 0 if unknown.
 	Progress func(done, total int64, left time.Duration)
 	Refresh  bool // ignore the negative cache, and read the trust document
@@ -44,8 +43,6 @@ func (a *Ask) whyNot() string {
 		return "the build is for one user, and remotes are asked for shared builds only"
 	case a.Plan.Outside:
 		return "the libraries are the application's own"
-	case a.Estimate > 0 && a.Estimate < a.Least:
-		return fmt.Sprintf("the compile takes about %s", a.Estimate.Round(time.Millisecond))
 	}
 	return ""
 }

@@ -162,9 +162,8 @@ type Policy struct {
 	PreferRecompilation string // "serve_and_refresh" (default), "serve", "refuse"
 	Unsupported         string // "recompile" (default), "fail"
 	// MaxAge: older builds are served, and compiled again in the background; 0: no limit.
-	MaxAge            time.Duration
-	MinCompileSeconds float64 // a build that compiles faster is not stored
-	MeasureGain       *bool   // measure how long the source model takes to load; nil: yes
+	MaxAge      time.Duration
+	MeasureGain *bool // measure how long the source model takes to load; nil: yes
 }
 
 // Values of policies.
@@ -188,7 +187,6 @@ func (p Policy) Stricter(q Policy) Policy {
 	if q.MaxAge > 0 && (p.MaxAge == 0 || q.MaxAge < p.MaxAge) {
 		p.MaxAge = q.MaxAge
 	}
-	p.MinCompileSeconds = min(p.MinCompileSeconds, q.MinCompileSeconds)
 	p.MeasureGain = cmp.Or(p.MeasureGain, q.MeasureGain)
 	return p
 }

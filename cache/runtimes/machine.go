@@ -38,11 +38,10 @@ type Machine struct {
 }
 
 // DriverSource says where to read the version of an execution provider's driver if its devices do
-// not state it. One of File, Module and Command is set.
+// not state it. One of File and Command is set.
 type DriverSource struct {
 	EP      string   // "" for all
 	File    string   // its first line is the version
-	Module  string   // a kernel module: /sys/module/MODULE/version
 	Command []string // the first line of its output is the version
 }
 
@@ -98,8 +97,7 @@ func (m *Machine) SetSources(sources []DriverSource) bool {
 }
 
 func (d driver) isOf(s DriverSource) bool {
-	return d.EP == s.EP && d.File == s.File && d.Module == s.Module &&
-		slices.Equal(d.Command, s.Command)
+	return d.EP == s.EP && d.File == s.File && slices.Equal(d.Command, s.Command)
 }
 
 func (m *Machine) knownDrivers() []driver {
@@ -198,8 +196,8 @@ func (m *Machine) Driver(ep string, mark compilers.Fingerprint) (version, source
 func (m *Machine) Files() []string {
 	var out []string
 	for _, s := range m.knownDrivers() {
-		if p := s.path(); p != "" {
-			out = append(out, p)
+		if s.File != "" {
+			out = append(out, s.File)
 		}
 	}
 	return out
@@ -207,23 +205,10 @@ func (m *Machine) Files() []string {
 
 // String returns the source of the version.
 func (s DriverSource) String() string {
-	switch {
-	case s.File != "":
+	if s.File != "" {
 		return "file " + s.File
-	case s.Module != "":
-		return "module " + s.Module
 	}
 	return "command " + strings.Join(s.Command, " ")
-}
-
-func (s DriverSource) path() string {
-	switch {
-	case s.File != "":
-		return s.File
-	case s.Module != "":
-		return filepath.Join("/sys/module", filepath.Base(s.Module), "version")
-	}
-	return ""
 }
 
 // Bounds of a source's output and time.
@@ -235,8 +220,8 @@ const (
 
 // read returns the first line of the source. A missing driver is no error and has the version "".
 func (s DriverSource) read(ctx context.Context) (string, error) {
-	if path := s.path(); path != "" {
-		f, err := os.Open(path)
+	if s.File != "" {
+		f, err := os.Open(s.File)
 		if errors.Is(err, os.ErrNotExist) {
 			return "", nil
 		}
@@ -248,7 +233,7 @@ func (s DriverSource) read(ctx context.Context) (string, error) {
 		return firstLine(text), err
 	}
 	if len(s.Command) == 0 {
-		return "", errors.New("give a file, a module or a command")
+		return "", errors.New("give a file or a command")
 	}
 	ctx, cancel := context.WithTimeout(ctx, driverSeconds*time.Second)
 	defer cancel()

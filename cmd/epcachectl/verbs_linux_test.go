@@ -185,7 +185,7 @@ func TestStatus(t *testing.T) {
 		[]string{"logical_bytes", "unique_bytes", "unpacked_bytes", "saved_by_sharing_bytes",
 			"dead_bytes", "budget_bytes", "entries", "builds",
 			"used_bytes", "disk_bytes", "manifest_bytes", "held_bytes", "reserved_bytes",
-			"pinned_bytes", "free_bytes", "floor_bytes", "max_entries",
+			"pinned_bytes", "free_bytes", "floor_bytes",
 			"evicted", "unkept", "to_look_at"},
 		keysOf(out["space"].(map[string]any)))
 	require.EqualValues(t, 7, out["space"].(map[string]any)["unique_bytes"])

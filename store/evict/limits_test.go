@@ -124,9 +124,9 @@ func TestBuildsThatFreeLittleAreEvictedLast(t *testing.T) {
 	require.Equal(t, []string{"remove 3: 100"}, stepTexts(m.plan(t, true, Limits{Bytes: 103})))
 }
 
-// Of a user above the quota more is evicted, as whole builds fit into the slack, and of the number
-// of entries; of other users nothing.
-func TestSlackOfQuotaAndEntries(t *testing.T) {
+// Of a user above the quota more is evicted, as whole builds fit into the slack; of other
+// users nothing.
+func TestSlackOfQuota(t *testing.T) {
 	var builds []index.Brief
 	for i := range 30 {
 		builds = append(builds, index.Brief{Created: present.Add(-time.Duration(60-i) * day),
@@ -148,8 +148,4 @@ func TestSlackOfQuotaAndEntries(t *testing.T) {
 	to.User, to.UserSlack = 299, 5
 	require.Equal(t, []string{"remove 1: 100"}, gone(to),
 		"another one would be more than the slack")
-
-	require.Len(t, gone(Limits{Bytes: -1, Entries: 30, EntriesSlack: 3}), 4)
-	require.Len(t, gone(Limits{Bytes: -1, Entries: 30}), 1)
-	require.Empty(t, gone(Limits{Bytes: -1, Entries: 31, EntriesSlack: 3}))
 }

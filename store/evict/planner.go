@@ -58,13 +58,12 @@ const minFreedPart = 16
 // planner is the state of making one plan.
 type planner struct {
 	*Snapshot
-	plan    *Plan
-	limits  Limits
-	inv     *Inventory
-	all     []candidate
-	sorted  []*candidate
-	entries map[index.RequestKey]uint32 // number of builds of each, if entries are bounded
-	kept    map[string]*Kept
+	plan   *Plan
+	limits Limits
+	inv    *Inventory
+	all    []candidate
+	sorted []*candidate
+	kept   map[string]*Kept
 	// needers has, for blobs that may be packed or have a copy, the candidates that need them.
 	needers map[uint32][]*candidate
 }
@@ -73,9 +72,6 @@ type planner struct {
 func (pl *planner) classify() {
 	all := make([]candidate, 0, len(pl.Builds)) // allocated at once, so that pointers stay valid
 	newest := make(map[entry]*candidate, len(pl.Builds))
-	if pl.limits.Entries > 0 && pl.Whole {
-		pl.entries = make(map[index.RequestKey]uint32, len(pl.Builds))
-	}
 	var several []*candidate // builds that share their entry with others
 	for i := range pl.Builds {
 		b := &pl.Builds[i]
@@ -83,9 +79,6 @@ func (pl *planner) classify() {
 		one := &all[len(all)-1]
 		if one.last.Before(b.Created) {
 			one.last = b.Created
-		}
-		if pl.entries != nil {
-			pl.entries[b.RequestKey]++
 		}
 		if len(pl.NotServed) > 0 {
 			if _, not := pl.NotServed[b.ID]; not {
@@ -297,21 +290,6 @@ func (pl *planner) newestOfUsers() map[uint32]*candidate {
 	return all
 }
 
-// evictEntries chooses builds while there are more entries than allowed.
-func (pl *planner) evictEntries() {
-	limit := fmt.Sprintf("more entries than max_entries (%d)", pl.limits.Entries)
-	most := pl.limits.Entries
-	if uint64(len(pl.entries)) > most {
-		most -= pl.limits.EntriesSlack
-	}
-	for _, one := range pl.sorted {
-		if uint64(len(pl.entries)) <= most || most == 0 {
-			return
-		}
-		pl.choose(one, true, causeLeastValuable, limit)
-	}
-}
-
 // evictClasses chooses builds of these classes until the goal is reached.
 func (pl *planner) evictClasses(classes ...int8) {
 	for _, one := range pl.sorted {
@@ -458,11 +436,6 @@ func (pl *planner) choose(one *candidate, must bool, kind int8, limit string) bo
 	frees := pl.release(one)
 	pl.addStep(Step{Action: Evict, Frees: frees, why: pl.causeOf(one, kind, limit),
 		Must: must, of: one})
-	if pl.entries != nil {
-		if pl.entries[one.RequestKey]--; pl.entries[one.RequestKey] == 0 {
-			delete(pl.entries, one.RequestKey)
-		}
-	}
 	return true
 }
 
@@ -641,18 +614,16 @@ type Limits struct {
 	User    int64         // logical bytes of all builds that one user requested; 0: no bound
 	// Share is how many logical bytes of a bound user are evicted only after other users' bytes
 	// above their shares; 0: no bound.
-	Share   int64
-	Entries uint64 // request keys of a whole store; 0: no bound
-	Packs   bool   // builds may be packed, which takes longer than removing them
+	Share int64
+	Packs bool // builds may be packed, which takes longer than removing them
 
 	// UserSlack is how many bytes to free in addition when User is exceeded, rounded down to whole
 	// builds.
-	UserSlack    int64
-	EntriesSlack uint64 // the same of Entries
+	UserSlack int64
 }
 
 // Plan plans to keep to the limits. It evicts builds that were not used for too long, or that
-// exceed a quota or the number of entries. Then it frees space: copies; builds that are not served,
+// exceed a quota. Then it frees space: copies; builds that are not served,
 // then superseded ones; by packing; and then builds of the least compile time and use per byte.
 func (s *Snapshot) Plan(to Limits) *Plan {
 	pl := &planner{Snapshot: s, plan: &Plan{Goal: -1}, limits: to, inv: s.Inventory,
@@ -662,7 +633,6 @@ func (s *Snapshot) Plan(to Limits) *Plan {
 	pl.rank()
 	pl.evictUnused()
 	pl.evictAboveQuota()
-	pl.evictEntries()
 	pl.shrinkUntilEnough(DropCopy, pl.inv.dropCopy)
 	pl.evictClasses(classNotServed, classSuperseded)
 	if to.Packs {

@@ -37,9 +37,6 @@ func drawLimits(t *rapid.T) Limits {
 	if rapid.Bool().Draw(t, "quota") {
 		to.User = rapid.Int64Range(1, 300).Draw(t, "user")
 	}
-	if rapid.Bool().Draw(t, "entries") {
-		to.Entries = rapid.Uint64Range(1, 6).Draw(t, "number")
-	}
 	return to
 }
 
@@ -139,7 +136,7 @@ func TestPlanFreesTheStatedBytes(t *testing.T) {
 		}
 		require.Equal(t, sum, plan.Freed)
 		m.checkGoal(t, to, plan)
-		m.checkLimits(t, whole, to, after, evicted)
+		m.checkLimits(t, to, after, evicted)
 		kept := uint64(0)
 		for _, k := range plan.Kept {
 			kept += k.Builds
@@ -205,10 +202,9 @@ func (m *model) checkGoal(t *rapid.T, to Limits, plan *Plan) {
 		"the goal is missed, and removing more builds would have freed something")
 }
 
-func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model,
+func (m *model) checkLimits(t *rapid.T, to Limits, after *model,
 	evicted map[index.BuildID]bool) {
 	has, may := make(map[uint32]int64), make(map[uint32]bool)
-	keys, mayKey := make(map[index.RequestKey]bool), false
 	for _, b := range after.builds {
 		free := m.spared[b.ID] == ""
 		if to.Unused > 0 && free {
@@ -217,16 +213,11 @@ func (m *model) checkLimits(t *rapid.T, whole bool, to Limits, after *model,
 		has[b.UID] += b.LogicalBytes
 		// the newest one stays for a while
 		may[b.UID] = may[b.UID] || free && m.at.Sub(b.Created) >= newestGrace
-		keys[b.RequestKey] = true
-		mayKey = mayKey || free
 	}
 	for uid, bytes := range has {
 		if to.User > 0 && may[uid] {
 			require.LessOrEqual(t, bytes+m.byUser[uid], to.User, "the quota of %d", uid)
 		}
-	}
-	if to.Entries > 0 && whole && mayKey {
-		require.LessOrEqual(t, uint64(len(keys)), to.Entries)
 	}
 }
 
@@ -348,22 +339,6 @@ func stepTexts(plan *Plan) (out []string) {
 		out = append(out, fmt.Sprintf("%v %d: %d", s.Action, s.ID[0], s.Frees))
 	}
 	return out
-}
-
-func TestEvictionStopsAtMaxEntries(t *testing.T) {
-	m := few(index.Brief{CompileSeconds: 1}, index.Brief{CompileSeconds: 2},
-		index.Brief{CompileSeconds: 3},
-		index.Brief{RequestKey: index.RequestKey{3}, Scope: "uid:7", CompileSeconds: 4})
-	for i := range m.builds {
-		m.builds[i].Created = present
-	}
-	plan := m.plan(t, true, Limits{Bytes: -1, Entries: 2})
-	require.Equal(t, []string{"remove 1: 100"}, stepTexts(plan),
-		"the third and the fourth are of one key")
-	require.True(t, plan.Steps[0].Must)
-	require.Contains(t, plan.Steps[0].Reason(), "more entries than max_entries (2): least valuable")
-	require.Empty(t, m.plan(t, false, Limits{Bytes: -1, Entries: 2}).Steps,
-		"who does not have all of them does not know how many there are")
 }
 
 // Builds that are not served are evicted first, then superseded ones, whatever they are worth.

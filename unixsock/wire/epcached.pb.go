@@ -7420,8 +7420,7 @@ type Space struct {
 	FreeBytes     int64  `protobuf:"varint,13,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`             // of the file system
 	FloorBytes    int64  `protobuf:"varint,14,opt,name=floor_bytes,json=floorBytes,proto3" json:"floor_bytes,omitempty"`          // that the store leaves free on the file system
 	PinnedBytes   int64  `protobuf:"varint,15,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"`       // on disk, of pinned builds
-	MaxEntries    uint64 `protobuf:"varint,16,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
-	Evicted       uint64 `protobuf:"varint,17,opt,name=evicted,proto3" json:"evicted,omitempty"` // builds that were evicted since the counters began
+	Evicted       uint64 `protobuf:"varint,17,opt,name=evicted,proto3" json:"evicted,omitempty"`                                  // builds that were evicted since the counters began
 	// results that were served and not stored, because there was no space, since the counters began
 	Unkept uint64 `protobuf:"varint,18,opt,name=unkept,proto3" json:"unkept,omitempty"`
 	// blobs that were not compared with others yet; packable bytes do not include them
@@ -7561,13 +7560,6 @@ func (x *Space) GetFloorBytes() int64 {
 func (x *Space) GetPinnedBytes() int64 {
 	if x != nil {
 		return x.PinnedBytes
-	}
-	return 0
-}
-
-func (x *Space) GetMaxEntries() uint64 {
-	if x != nil {
-		return x.MaxEntries
 	}
 	return 0
 }
@@ -10232,7 +10224,7 @@ const file_epcached_proto_rawDesc = "" +
 	"\x03why\x18\x03 \x03(\v2\x1b.epcached.v1.Sourceless.WhyR\x03why\x1a1\n" +
 	"\x03Why\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n" +
-	"\x06builds\x18\x02 \x01(\x04R\x06builds\"\xd1\x05\n" +
+	"\x06builds\x18\x02 \x01(\x04R\x06builds\"\xc3\x05\n" +
 	"\x05Space\x12#\n" +
 	"\rlogical_bytes\x18\x01 \x01(\x03R\flogicalBytes\x12!\n" +
 	"\funique_bytes\x18\x02 \x01(\x03R\vuniqueBytes\x12%\n" +
@@ -10254,13 +10246,11 @@ const file_epcached_proto_rawDesc = "" +
 	"free_bytes\x18\r \x01(\x03R\tfreeBytes\x12\x1f\n" +
 	"\vfloor_bytes\x18\x0e \x01(\x03R\n" +
 	"floorBytes\x12!\n" +
-	"\fpinned_bytes\x18\x0f \x01(\x03R\vpinnedBytes\x12\x1f\n" +
-	"\vmax_entries\x18\x10 \x01(\x04R\n" +
-	"maxEntries\x12\x18\n" +
+	"\fpinned_bytes\x18\x0f \x01(\x03R\vpinnedBytes\x12\x18\n" +
 	"\aevicted\x18\x11 \x01(\x04R\aevicted\x12\x16\n" +
 	"\x06unkept\x18\x12 \x01(\x04R\x06unkept\x12\x1c\n" +
 	"\n" +
-	"to_look_at\x18\x14 \x01(\x04R\btoLookAtJ\x04\b\x13\x10\x14J\x04\b\x15\x10\x16J\x04\b\x16\x10\x17J\x04\b\x17\x10\x18R\x0flongest_wait_msR\x11longest_worked_msR\x06queuedR\fqueued_bytes\"Q\n" +
+	"to_look_at\x18\x14 \x01(\x04R\btoLookAtJ\x04\b\x10\x10\x11J\x04\b\x13\x10\x14J\x04\b\x15\x10\x16J\x04\b\x16\x10\x17J\x04\b\x17\x10\x18R\vmax_entriesR\x0flongest_wait_msR\x11longest_worked_msR\x06queuedR\fqueued_bytes\"Q\n" +
 	"\x05Probe\x12\x18\n" +
 	"\arefresh\x18\x01 \x01(\bR\arefresh\x12.\n" +
 	"\aruntime\x18\x02 \x01(\v2\x14.epcached.v1.RuntimeR\aruntime\"]\n" +
