@@ -75,7 +75,8 @@ func TestCompilesAreListedBesideSessions(t *testing.T) {
 	compile.Kind = "compile"
 	failed := compile
 	failed.Outcome, failed.Why = "bypassed", "flags"
-	s := summaryOf([]Event{{Kind: "python"}, session, compile, failed}, false)
+	s := summaryOf([]Event{{Kind: "python"}, {Kind: "onnxruntime"}, session, compile, failed},
+		false)
 	lines := s.Lines(true)
 	require.Equal(t, "3 requests: 1 bypassed, 2 hit; 4s of compiling saved", lines[0])
 	require.Len(t, lines, 4)
