@@ -74,8 +74,10 @@ func (rs *Repeats) generation() uint64 {
 // remember remembers the plan of a request whose answer is the build that the plan would make.
 func (rs *Repeats) remember(at *request.Attempt, rt *runtimes.Runtime, a *request.Answer) {
 	switch {
-	case at.Repetition == "", a.Outcome != request.Hit, !at.Plan.MadeExactly(a.Build):
-	case at.Adopt, at.VerifyOutput > 0: // these need the files
+	case at.Repetition == "", a.Outcome != request.Hit:
+	case at.Plan == nil, at.Adopt, at.VerifyOutput > 0:
+		// compiled models, which have no plan, and comparisons need the files
+	case !at.Plan.MadeExactly(a.Build):
 	case slices.ContainsFunc(at.EPs, func(ep identity.EP) bool { return len(ep.Files) > 0 }):
 		// they are hashed each time
 	case rs.cache.runtimes.StaysResolved(at.RuntimeWanted(), rt, at.Content):

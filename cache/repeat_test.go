@@ -115,3 +115,13 @@ func TestFreshFilesAreNotRemembered(t *testing.T) {
 	b.later.Store(int64(time.Minute))
 	require.NotEmpty(t, b.repetition(r))
 }
+
+// A stored compiled model is a hit without a plan. It is not remembered: its files decide.
+func TestAHitWithoutAPlanIsNotRemembered(t *testing.T) {
+	b := newBench(t)
+	stored := b.acquire(b.request(b.model(1)))
+	at := &request.Attempt{Request: &request.Request{Repetition: "again", Adopt: true}}
+	hit := &request.Answer{Outcome: request.Hit, Build: stored.Build}
+	b.cache.Repeats.remember(at, nil, hit)
+	require.Nil(t, b.cache.Repeats.Answer(b.Context(), b.self(), "again", nil))
+}
