@@ -66,6 +66,16 @@ func (a *Ask) mayLose(r *Remote) time.Duration {
 	return r.LoseAtMost
 }
 
+// shortestLook is the time for a look-up that delays no compile noticeably.
+const shortestLook = 300 * time.Millisecond
+
+// lookBudget returns how long a look-up may take: a quarter of the compile that it may save, so
+// that remotes which are far away are asked where that is worth it.
+func (a *Ask) lookBudget(r *Remote) time.Duration {
+	longest := min(max(shortestLook, a.Estimate/4), remote.DefaultConnect)
+	return min(cmp.Or(r.Connect, longest), a.mayLose(r))
+}
+
 // Fetch queries the remotes for the build, and stores the first one that suits. It returns nil if
 // there is none. Errors are recorded for Explain, and the next remote is queried.
 func (rs *Remotes) Fetch(ctx context.Context, a *Ask) *index.Build {
@@ -120,7 +130,7 @@ func (rs *Remotes) knownMissing(r *Remote, build index.BuildKey) bool {
 
 // fetchFrom queries one remote, and stores the build if it suits.
 func (rs *Remotes) fetchFrom(ctx context.Context, r *Remote, a *Ask) *index.Build {
-	budget := min(cmp.Or(r.Connect, remote.DefaultConnect), a.mayLose(r))
+	budget := a.lookBudget(r)
 	if a.Refresh {
 		rs.figuresOf(r.Name).trustNext.Store(0)
 	}
