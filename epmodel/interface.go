@@ -39,6 +39,9 @@ type fact struct {
 	key string
 }
 
+// valueBytes is the memory of a value beside its encoded field, with a short name.
+const valueBytes = 64
+
 // describing are the fields of ModelProto that ONNX Runtime leaves out of compiled models:
 // producer_name, producer_version, domain, model_version and doc_string.
 var describing = []protowire.Number{2, 3, 4, 5, 6}
@@ -69,7 +72,7 @@ func ReadInterface(ctx context.Context, name string, src Source) (*Interface, er
 		}
 		s.chargeMemory(m.inputsAt[i].Offset, int(m.inputsAt[i].Length))
 	}
-	out.Size = s.memoryUsed
+	out.Size = s.memoryUsed + valueBytes*int64(len(m.Inputs)+len(m.Outputs))
 	return out, s.err
 }
 

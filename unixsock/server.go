@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/epcached/epcached/internal/keyed"
 	"github.com/epcached/epcached/unixsock/wire"
 )
 
@@ -41,12 +40,11 @@ type Server struct {
 	running  sync.WaitGroup // connections, and goroutines that wait for their unread answers
 
 	overseer overseer
-	gates    [2]gates               // of users, and of administrators
-	crowded  atomic.Bool            // several users are served; set by the overseer
-	slow     atomic.Int64           // requests of all users with files that may never answer
-	closing  *keyed.Shares[account] // closes of such files; each holds a thread
-	refusals chan refusal           // connections that wait for their refusal
-	refusal  atomic.Pointer[Error]  // the answer to every request; nil: the backend answers
+	gates    [2]gates              // of users, and of administrators
+	crowded  atomic.Bool           // several users are served; set by the overseer
+	slow     atomic.Int64          // requests of all users with files that may never answer
+	refusals chan refusal          // connections that wait for their refusal
+	refusal  atomic.Pointer[Error] // the answer to every request; nil: the backend answers
 
 	mu        sync.Mutex // guards the fields below; taken last
 	listeners map[net.Listener]struct{}
@@ -85,7 +83,6 @@ func (s *Server) init() {
 		s.users = make(map[account]*user)
 		s.overseer.wake, s.overseer.hasten = make(chan struct{}, 1), make(chan struct{}, 1)
 		s.gates = [2]gates{newGates(), newGates()}
-		s.closing = keyed.NewShares[account](s.limits.Slow, s.limits.SlowPerUID)
 		if s.Log == nil {
 			s.Log = slog.New(slog.DiscardHandler)
 		}

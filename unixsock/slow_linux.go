@@ -1,7 +1,6 @@
 package unixsock
 
 import (
-	"context"
 	"fmt"
 
 	"github.com/epcached/epcached/internal/slowfile"
@@ -35,17 +34,12 @@ func (c *connection) countSlow(n int64) {
 	c.server.slow.Add(n)
 }
 
-// endSlow runs a function that closes slow files on a goroutine of its own. The number of threads
-// that it takes is bounded for each user and in all: further closes wait, and until then their
-// descriptors count for the user.
+// endSlow runs a function that closes slow files on a goroutine of its own. Closes are not queued,
+// because a worker that starts closes what the daemon has open, and would wait for these files.
 func (c *connection) endSlow(end func()) {
 	c.countSlow(1)
 	go func() {
 		defer c.countSlow(-1)
-		// without an end, because the descriptors must be closed in any case
-		if leave, err := c.server.closing.Take(context.Background(), c.account); err == nil {
-			defer leave()
-		}
 		end()
 	}()
 }

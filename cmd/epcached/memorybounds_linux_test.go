@@ -286,5 +286,5 @@ func TestMemoryOfClaimsIsBounded(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, crowd(1, 40_000, 11, nil), 0o644))
 	_, err := tryGet(t, d.dial(), path, func(r *wire.Acquire) { r.OnMiss = wire.OnMiss_CLAIM })
 	require.ErrorIs(t, err, unixsock.ErrBadModel)
-	require.ErrorContains(t, err, "it has too many inputs and outputs")
+	require.ErrorContains(t, err, "inputs, outputs and metadata are too large")
 }

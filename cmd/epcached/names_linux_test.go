@@ -41,7 +41,7 @@ func TestBuildsAreKnownByHubIDOrDirectory(t *testing.T) {
 		out, _ = d.epcachectl("rm", "-n", name)
 		require.Equal(t, 1, strings.Count(out, "would delete "+name+":"), out)
 	}
-	for _, verb := range []string{"list", "du", "gc -n --to 0", "events", "pack --all -n"} {
+	for _, verb := range []string{"list", "du", "gc -n 0", "events", "pack --all -n"} {
 		out, _ := d.epcachectl(strings.Fields(verb)...)
 		for _, name := range files {
 			require.Contains(t, out, name, verb)
