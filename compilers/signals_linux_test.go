@@ -27,7 +27,7 @@ func TestDeathBySignalIsReportedByName(t *testing.T) {
 				var exit *compilers.ExitError
 				require.ErrorAs(t, err, &exit, name)
 				require.Equal(t, name, exit.Name)
-				want := " (" + name + "): " + signal.String()
+				want := " (" + name + "): " + signal.String() + " while registering"
 				if words != "" {
 					want += ": " + words
 				}
