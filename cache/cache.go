@@ -159,8 +159,7 @@ func Open(dir string, o Options) (*Cache, error) {
 }
 
 // runBackground does the work that no request waits for. It probes the runtimes so that the first
-// request need not, removes files that crashes left
-// behind, and then runs the periodic checks.
+// request need not, removes files that crashes left behind, and then runs the periodic checks.
 func (c *Cache) runBackground(ctx context.Context) {
 	// Early, because only then are views that clients have had open since the previous run counted.
 	strangers := sync.OnceValue(func() error { return c.views.DropUnknown(ctx) })
